@@ -1,7 +1,8 @@
 """The tag grammar that policy and environment speak.
 
 Policy text is `<think>…</think>` followed by one action, `<search>query</search>` or
-`<answer>text</answer>`. Environment text is `\\n\\n<information>Doc 1(Title: T) text\\n…</information>\\n\\n`.
+`<answer>text</answer>`. Environment text is `<information>Doc 1(Title: T) text⏎…</information>`,
+with an empty line before and after.
 
 Everything here reads one segment of one author at a time. Text that was retrieved is never parsed
 for actions, so nothing in a passage can act.
