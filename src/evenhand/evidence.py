@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from rapidfuzz.distance import Levenshtein
 
-from evenhand.errors import ConfigError
+from evenhand.arrays import MAX_REWARD
 from evenhand.protocol import thought
+from evenhand.settings import check_choice, check_number
 from evenhand.trajectory import Trajectory
 
 STEP_SCORES = ("fraction", "count_max", "count_mean")
@@ -43,15 +44,10 @@ class EvidenceSettings:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        if self.step_score not in STEP_SCORES:
-            raise ConfigError(
-                f"step_score must be one of {', '.join(STEP_SCORES)}, got {self.step_score!r}"
-            )
-        if not -1e6 <= self.threshold <= 1e6:
-            raise ConfigError(f"threshold must be a reward, got {self.threshold!r}")
-        limit = self.max_think_similarity
-        if limit is not None and not 0 <= limit <= 1:
-            raise ConfigError(f"max_think_similarity must lie in [0, 1] or be none, got {limit!r}")
+        check_choice(self.step_score, "step_score", STEP_SCORES)
+        check_number(self.threshold, "threshold", -MAX_REWARD, MAX_REWARD)
+        if self.max_think_similarity is not None:
+            check_number(self.max_think_similarity, "max_think_similarity", 0.0, 1.0)
 
 
 def silver_documents(group: Sequence[Trajectory], *, threshold: float = 0.7) -> Counter[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from evenhand.advantages.statistics import check_choice, check_number
 from evenhand.arrays import (
     FloatArray,
     count_vector,
@@ -19,6 +18,7 @@ from evenhand.arrays import (
     same_length,
     total,
 )
+from evenhand.settings import check_choice, check_number
 
 RESCALE = ("positive", "negative")
 

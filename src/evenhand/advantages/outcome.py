@@ -14,9 +14,10 @@ import warnings
 import numpy as np
 from numpy.typing import ArrayLike
 
-from evenhand.advantages.statistics import centre, check_ddof, check_eps, standardise
+from evenhand.advantages.statistics import centre, standardise
 from evenhand.arrays import Dense, FloatArray, dense, divide, reward_vector, same_length
 from evenhand.errors import SingleMemberGroupsWarning
+from evenhand.settings import check_ddof, check_number
 
 
 def rewards_and_group(rewards: ArrayLike, group: ArrayLike) -> tuple[FloatArray, Dense]:
@@ -56,7 +57,9 @@ def grpo(rewards: ArrayLike, group: ArrayLike, *, ddof: int = 1, eps: float = 1e
     Source: Shao et al., DeepSeekMath (arXiv 2402.03300), section 4.1.
     """
     values, groups = rewards_and_group(rewards, group)
-    return standardise(values, groups, ddof=check_ddof(ddof), eps=check_eps(eps))
+    return standardise(
+        values, groups, ddof=check_ddof(ddof), eps=check_number(eps, "eps", 0.0, 1e6)
+    )
 
 
 def dr_grpo(rewards: ArrayLike, group: ArrayLike) -> FloatArray:
@@ -105,7 +108,7 @@ def reinforce_baseline(rewards: ArrayLike, group: ArrayLike, *, eps: float = 1e-
     """
     values, groups = rewards_and_group(rewards, group)
     deviation = centre(values, groups).deviation
-    eps = check_eps(eps)
+    eps = check_number(eps, "eps", 0.0, 1e6)
     largest = float(np.abs(deviation).max(initial=0.0))
     if largest == 0.0:
         return deviation

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.arrays import BoolArray, Dense, FloatArray, divide, extent, float_vector, size, total
-from evenhand.errors import ConfigError
+from evenhand.arrays import BoolArray, Dense, FloatArray, divide, extent, size, total
 
 
 class Centred(NamedTuple):
@@ -59,33 +58,3 @@ def standardise(rewards: FloatArray, cells: Dense, *, ddof: int, eps: float) -> 
     with np.errstate(over="ignore"):  # eps far above the spread: the advantage goes to 0
         floor = divide(np.full(cells.n, eps), centred.spread)
     return divide(unit, (deviation + floor)[cells.ids])
-
-
-def check_ddof(ddof: int) -> int:
-    """Return `ddof` if it is 0 (population deviation) or 1 (sample deviation)."""
-    if isinstance(ddof, bool) or ddof not in (0, 1):
-        raise ConfigError(f"ddof must be 0 (population) or 1 (sample), got {ddof!r}")
-    return int(ddof)
-
-
-def check_number(value: float, name: str, low: float, high: float) -> float:
-    """Return `value` as a float if it lies in `[low, high]`, else raise a `ConfigError`."""
-    try:
-        number = float(float_vector([value], name)[0])
-    except Exception as error:
-        raise ConfigError(f"{name} must be a number, got {value!r}") from error
-    if not low <= number <= high:
-        raise ConfigError(f"{name} must lie in [{low:g}, {high:g}], got {number:g}")
-    return number
-
-
-def check_eps(eps: float) -> float:
-    """Return `eps` if it lies in `[0, 1e6]`."""
-    return check_number(eps, "eps", 0.0, 1e6)
-
-
-def check_choice(value: str, name: str, choices: tuple[str, ...]) -> str:
-    """Return `value` if it is one of `choices`, else raise a `ConfigError`."""
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-    return value

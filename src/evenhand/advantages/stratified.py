@@ -16,15 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from evenhand.advantages.outcome import rewards_and_group
-from evenhand.advantages.statistics import (
-    centre,
-    check_choice,
-    check_ddof,
-    check_eps,
-    check_number,
-    standardise,
-)
+from evenhand.advantages.statistics import centre, standardise
 from evenhand.arrays import Dense, FloatArray, cross, dense, divide, same_length, size, total
+from evenhand.settings import check_choice, check_ddof, check_number
 
 LONE = ("zero", "global")
 SCOPES = ("group", "batch")
@@ -115,7 +109,7 @@ def stratified(
     """
     values, groups, strata = _inputs(rewards, group, stratum)
     alpha = check_number(alpha, "alpha", 0.0, 1.0)
-    ddof, eps = check_ddof(ddof), check_eps(eps)
+    ddof, eps = check_ddof(ddof), check_number(eps, "eps", 0.0, 1e6)
     by_group = check_choice(scope, "scope", SCOPES) == "group"
     global_part = standardise(values, groups, ddof=ddof, eps=eps)
     cells = cross(groups, strata) if by_group else strata
@@ -169,7 +163,7 @@ def stratified_shrunk(
     """
     values, groups, strata = _inputs(rewards, group, stratum)
     kappa = check_number(kappa, "kappa", 0.0, 1e6)
-    ddof, eps = check_ddof(ddof), check_eps(eps)
+    ddof, eps = check_ddof(ddof), check_number(eps, "eps", 0.0, 1e6)
     cells = cross(groups, strata)
     count = size(cells, ~np.isnan(values))
     alpha = divide(count, count + kappa)[cells.ids]
