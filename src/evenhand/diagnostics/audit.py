@@ -15,7 +15,15 @@ import numpy as np
 
 from evenhand.advantages.registry import estimator_names
 from evenhand.arrays import Dense, FloatArray, dense, size
-from evenhand.credit import NO_STEP, BridgeSettings, CreditBatch, CreditRule, concatenate, gather
+from evenhand.credit import (
+    NO_STEP,
+    BridgeSettings,
+    CreditBatch,
+    Credited,
+    CreditRule,
+    concatenate,
+    gather,
+)
 from evenhand.diagnostics.credit import (
     GroupCounts,
     advantage_by_stratum,
@@ -37,10 +45,14 @@ from evenhand.diagnostics.strata import (
     stratum_rows,
 )
 from evenhand.errors import EvenhandError
+from evenhand.evidence import silver_documents
 from evenhand.trajectory import Trajectory
 
 REFERENCE = "grpo"
 """Penalties are shown relative to this estimator's."""
+
+EXAMPLES = 3
+"""Rollouts that an audit keeps whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,21 @@ class EstimatorRow:
     answer_ratio: Estimate
     total_ratio: Estimate
     by_stratum: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A rollout worth reading.
+
+    Attributes:
+        trajectory: with `grpo` credit written on its segments.
+        penalty: negative token mass on its correct searches.
+        silver: identities of the silver documents of its group.
+    """
+
+    trajectory: Trajectory
+    penalty: float
+    silver: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +126,7 @@ class Audit:
         estimators: one row an estimator.
         findings: what stands out, in sentences.
         unknown: what these files cannot tell.
+        examples: rollouts with the most punished correct searches, one a group.
     """
 
     trajectories: int
@@ -126,6 +154,7 @@ class Audit:
     estimators: list[EstimatorRow]
     findings: list[Finding]
     unknown: list[str]
+    examples: list[Example]
 
 
 class AuditCollector:
@@ -138,14 +167,36 @@ class AuditCollector:
         self._stop_reasons: Counter[str] = Counter()
         self._units: Counter[str] = Counter()
         self._without_golds = 0
+        self._reference = CreditRule(REFERENCE, bridge=bridge)
+        self._examples: list[Example] = []
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
         """Take in one batch of whole groups."""
-        self._batches.append(gather(trajectories, self.bridge))
+        batch = gather(trajectories, self.bridge)
+        self._batches.append(batch)
+        self._keep_examples(list(trajectories), batch)
         for trajectory in trajectories:
             self._stop_reasons[trajectory.stop_reason.value] += 1
             self._units[str(trajectory.metadata.get("n_tokens_unit", "tokens"))] += 1
             self._without_golds += trajectory.golden_answers is None
+
+    def _keep_examples(self, trajectories: list[Trajectory], batch: CreditBatch) -> None:
+        advantage = batch.advantage(self._reference)
+        penalty = np.zeros(len(trajectories))
+        mass = batch.n_tokens * np.maximum(-advantage, 0.0) * is_correct_search(batch)
+        np.add.at(penalty, batch.owner, mass)
+        best = sorted(np.flatnonzero(penalty > 0).tolist(), key=lambda row: -penalty[row])
+        written = list(Credited(trajectories, batch, advantage).written()) if best else []
+        for row in best:
+            if len(self._examples) == EXAMPLES and penalty[row] <= self._examples[-1].penalty:
+                break
+            if any(e.trajectory.group == trajectories[row].group for e in self._examples):
+                continue
+            rollouts = [t for t in trajectories if t.group == trajectories[row].group]
+            silver = silver_documents(rollouts, threshold=self.bridge.evidence.threshold)
+            self._examples.append(Example(written[row], float(penalty[row]), frozenset(silver)))
+            self._examples.sort(key=lambda example: -example.penalty)
+            del self._examples[EXAMPLES:]
 
     def finish(self) -> Audit:
         """Compute the figures of everything that was added (at least one trajectory)."""
@@ -184,6 +235,7 @@ class AuditCollector:
             estimators=rows,
             findings=[],
             unknown=[],
+            examples=self._examples,
         )
         audit.findings.extend(find(audit))
         audit.unknown.extend(unknowns(audit, without_golds=self._without_golds))

@@ -60,7 +60,7 @@ def number(estimate: Estimate, digits: int = 2) -> str:
 def find(audit: Audit) -> list[Finding]:
     """Return what stands out, the most important first."""
     rows = {row.name: row for row in audit.estimators}
-    found = [_groups(audit), *_scores(audit), _structure(audit), *_steps(audit, rows)]
+    found = [_groups(audit), *_scores(audit), _structure(audit), *_steps(rows)]
     found += [finding for finding in (_answers(rows),) if finding is not None]
     order = {Level.WARNING: 0, Level.NOTE: 1, Level.GOOD: 2}
     return sorted(found, key=lambda finding: order[finding.level])
@@ -121,7 +121,7 @@ def _structure(audit: Audit) -> Finding:
     return Finding(Level.GOOD, f"{facts}: no evidence of structure.")
 
 
-def _steps(audit: Audit, rows: dict[str, EstimatorRow]) -> list[Finding]:
+def _steps(rows: dict[str, EstimatorRow]) -> list[Finding]:
     grpo = rows["grpo"].mis_penalised
     if grpo.n == 0:
         return []
