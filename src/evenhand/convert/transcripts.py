@@ -70,7 +70,7 @@ def read_calibadv(rows: Iterator[Row], context: Context) -> Iterator[Trajectory]
 
 def _flat(row: Row, context: Context) -> Trajectory:
     data, where = row.data, row.where
-    text_name, text = fields.first_field(data, WHOLE_TEXT)
+    text_name, _ = fields.first_field(data, WHOLE_TEXT)
     prompt_name, prompt = "", None
     if text_name:
         prompt, response = split_prompt(fields.text_field(data, text_name, where))
