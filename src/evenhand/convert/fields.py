@@ -73,14 +73,14 @@ def step(value: Any, where: str, name: str = "step") -> int | None:
 def accepted_answers(value: Any, where: str, name: str) -> tuple[str, ...] | None:
     """Return accepted answers; `None` where the dump does not tell (null or an empty text).
 
-    An object is looked into for `target`, as Search-R1's data has it. Numbers become text.
+    An object is looked into for `ground_truth` and `target`, as Search-R1's data has them.
+    Numbers become text.
 
     Raises:
         DataError: an empty list, or something that holds no answers.
     """
-    if isinstance(value, dict):
-        _, inner = first_field(value, ("target", "ground_truth"))
-        return accepted_answers(inner, where, name) if not isinstance(inner, dict) else None
+    while isinstance(value, dict):
+        _, value = first_field(value, ("ground_truth", "target"))
     if value is None or value == "":
         return None
     items = value if isinstance(value, list | tuple) else [value]

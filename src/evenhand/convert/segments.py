@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.convert.dialects import Dialect, act, has_answer, well_formed
-from evenhand.convert.documents import is_result, shown_documents
+from evenhand.convert.documents import RESPONSE_OPEN, is_result, shown_documents
 from evenhand.protocol import INFORMATION_OPEN, THINK_OPEN, ActionKind
 from evenhand.trajectory import Kind, Segment, Source, StopReason
 
@@ -113,7 +113,7 @@ def _policy(
         kind, query = Kind.SEARCH, action.content
     else:  # an empty query is no action, unless the environment of the dump answered it
         kind = Kind.INVALID
-    invented = turn.text.count(INFORMATION_OPEN)
+    invented = turn.text.count(INFORMATION_OPEN) + turn.text.count(RESPONSE_OPEN)
     extra = {"invented_information": invented} if invented else {}
     return _segment(turn, Source.POLICY, kind, count, query=query, extra=extra)
 
