@@ -81,6 +81,10 @@ def test_the_notice_of_an_invalid_action_is_no_action():
     assert built.segments[1].error == "invalid action"
 
 
+def test_a_notice_answers_a_turn_of_the_policy_also_one_without_a_word():
+    assert kinds(flat(NOTICE + NOTICE)) == ["invalid", "notice", "invalid", "notice"]
+
+
 def test_a_search_at_the_end_was_one_too_many():
     built = flat("<think>t</think><search>q</search>")
     assert built.stop_reason is StopReason.SEARCH_LIMIT

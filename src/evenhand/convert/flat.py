@@ -114,7 +114,8 @@ def _split_tags(text: str, think_open: bool) -> tuple[list[Turn], int]:
         if stop.start() < at:  # inside a block of results
             continue
         if stop.group("tag") is None:
-            if text[at : stop.start()].strip():
+            # A notice answers a turn of the policy, also one without a word.
+            if text[at : stop.start()].strip() or not turns or not turns[-1].policy:
                 turns.append(Turn(policy=True, text=text[at : stop.start()]))
                 at = stop.start()
             turns.append(Turn(policy=False, text=text[at : stop.end()]))
