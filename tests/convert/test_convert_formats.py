@@ -292,6 +292,22 @@ def test_without_a_word_of_the_environment_all_rollouts_tell_where_the_think_was
     assert [t.format_ok for t in open_trajectories(path)] == [True, False, False, True]
 
 
+def test_a_policy_that_leaves_the_opening_think_out_breaks_the_format(tmp_path):
+    block = "\n\n<information>Doc 1(Title: A) a</information>\n\n"
+    policy = ["t</think><search>q</search>", "<think>u</think><answer>x</answer>"]
+    response = {"response": block.join(policy), "seg_responses": policy, "reward": 0.0}
+    entry = {"question": "q", "ground_truth": ["g"], "responses": [response]}
+    (only,) = open_trajectories(write_rows(tmp_path / "rollout_1.json", {"u": entry}))
+    assert (only.think_in_prompt, only.format_ok) == (False, False)
+
+
+def test_a_file_of_questions_without_rollouts_is_an_error(tmp_path):
+    entry = {"question": "q", "ground_truth": ["g"], "responses": []}
+    path = write_rows(tmp_path / "rollout_1.json", {"u": entry})
+    with pytest.raises(DataError, match="holds no trajectory"):
+        list(open_trajectories(path))
+
+
 # --- verl ----------------------------------------------------------------------------------------
 
 
@@ -336,6 +352,14 @@ def test_trls_reward_is_the_sum_of_the_columns_of_floats(tmp_path):
     assert first.metadata["reward_columns"] == ["accuracy", "format_ok"]
     assert first.scores == {"accuracy": 1.0, "format_ok": 0.5, "pages": 2.0}
     assert first.metadata["advantage"] == 0.7
+
+
+def test_trls_groups_share_step_and_prompt(tmp_path):
+    row = {"step": 1, "prompt": "p", "completion": "c", "em": 0.0}
+    changed = [{**row, "completion": "d"}, {**row, "step": 2}, {**row, "prompt": "q"}]
+    groups = [t.group for t in open_trajectories(write_rows(tmp_path / "c.jsonl", row, *changed))]
+    assert groups[0] == groups[1]
+    assert len(set(groups)) == 3
 
 
 def test_trls_column_named_reward_is_the_reward(tmp_path):
