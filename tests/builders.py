@@ -36,7 +36,7 @@ def rollout(
     """A rollout that searches once for each list of document ids, then answers."""
     segments: list[Segment] = []
     for at, ids in enumerate(results):
-        segments += [search(f"query {at}", think=f"thought number {at} of {name}")]
+        segments += [search(f"query {at}", think=f"a{at}{name} b{at}{name} c{at}")]
         segments += [information(*ids)]
     return Trajectory(
         id=name,

@@ -208,7 +208,9 @@ def read_trajectories(path: Path | str) -> Iterator[Trajectory]:
 def parse_json(line: bytes | str, where: str) -> dict[str, Any]:
     """Parse one line as a JSON object or raise a `DataError` that starts with `where`."""
     try:
-        value = json.loads(line)
+        # A mark of byte order, which some editors write, is no part of the line.
+        text = line if isinstance(line, str) else line.decode("utf-8-sig")
+        value = json.loads(text)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except (ValueError, RecursionError) as error:
