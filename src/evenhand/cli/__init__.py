@@ -61,8 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("evenhand: interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of a pipe went away (`| head`). Python would complain again while it flushes.
+    except SystemExit as stop:
+        # Typer turns a pipe whose reader went away (`| head`) into exit code 1; nothing is wrong.
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0
