@@ -1,0 +1,1 @@
+"""Scripted fakes and slow references for tests, ours and those of users. Nothing imports it."""
