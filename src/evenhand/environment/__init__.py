@@ -20,16 +20,16 @@ from evenhand.environment.drive import (
     response_tokens,
     run_episode,
 )
-from evenhand.environment.episode import (
+from evenhand.environment.episode import Episode
+from evenhand.environment.limits import PRESETS, Limits, preset
+from evenhand.environment.requests import (
     Done,
-    Episode,
     Generate,
     Labels,
     Request,
     Search,
     SearchOutcome,
 )
-from evenhand.environment.limits import PRESETS, Limits, preset
 from evenhand.environment.tokens import PromptTokenizer, Tokenizer, as_tokenizer
 
 __all__ = [

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evenhand.environment.episode import Done, Episode, Generate, SearchOutcome
+from evenhand.environment.episode import Episode
+from evenhand.environment.requests import Done, Generate, SearchOutcome
 from evenhand.environment.tokens import Tokenizer
 from evenhand.errors import DataError
 from evenhand.trajectory import Kind, Trajectory

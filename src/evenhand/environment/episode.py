@@ -8,15 +8,26 @@ and feeds the outcome back. Token ids go in and out; what the policy sampled is 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn, Protocol, TypedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evenhand.arrays import float_vector
 from evenhand.environment.limits import Limits
+from evenhand.environment.requests import (
+    Done,
+    Generate,
+    IntArray,
+    Labels,
+    Request,
+    Search,
+    SearchOutcome,
+    checked_labels,
+    checked_token_ids,
+)
 from evenhand.environment.tokens import Tokenizer, encode_prompt
 from evenhand.errors import ConfigError, DataError
 from evenhand.prompts import Notices, Template, render_prompt
@@ -31,73 +42,7 @@ from evenhand.protocol import (
     render_information,
     valid_unicode,
 )
-from evenhand.trajectory import Kind, Segment, Source, StopReason, Trajectory, golden_answers
-
-IntArray = NDArray[np.int64]
-
-
-class SearchOutcome(Protocol):
-    """What a search gave, in whatever type a retriever returns (`retrieval.base.SearchResult`)."""
-
-    @property
-    def documents(self) -> Sequence[Document]:
-        """The documents, best first; possibly none."""
-        ...
-
-    @property
-    def error(self) -> str | None:
-        """Why the search failed after its retries; `None` if it did not."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Generate:
-    """The episode waits for a turn of the policy, after `Episode.context_ids`.
-
-    Attributes:
-        max_tokens: how many tokens the turn may have.
-        stop_tags: texts at which generation stops, kept in the output.
-    """
-
-    max_tokens: int
-    stop_tags: tuple[str, ...] = STOP_TAGS
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """The episode waits for the documents of a query (never empty)."""
-
-    query: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The episode has ended.
-
-    Attributes:
-        trajectory: the record, not yet scored: its reward is `None`, and stays so if the stop
-            reason is `failed`.
-    """
-
-    trajectory: Trajectory
-
-
-Request = Generate | Search | Done
-"""What an episode waits for."""
-
-
-class Labels(TypedDict, total=False):
-    """Fields of the trajectory that only the caller knows."""
-
-    id: str
-    group: str
-    golden_answers: Sequence[str] | str | None
-    step: int | None
-    question_id: str | None
-    dataset: str | None
-    hops: int | None
-    supporting_titles: Sequence[str] | None
-    metadata: Mapping[str, Any]
+from evenhand.trajectory import Kind, Segment, Source, StopReason, Trajectory
 
 
 class Episode:
@@ -147,7 +92,7 @@ class Episode:
         self.think_in_prompt = think_in_prompt
         self._tokenizer = tokenizer
         self._notices = notices or Notices()
-        self._labels = _checked_labels(labels or {})
+        self._labels = checked_labels(labels or {})
         self._segments: list[Segment] = []
         self._context: list[int] = []
         self._turns = self._searches = self._invalid = 0
@@ -161,7 +106,7 @@ class Episode:
             ids = encode_prompt(tokenizer, prompt)
             text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
         else:
-            ids = [int(item) for item in _token_ids(prompt_ids, "prompt_ids")]
+            ids = [int(item) for item in checked_token_ids(prompt_ids, "prompt_ids")]
             ids += tokenizer.encode(THINK_OPEN) if opens_think else []
             text = tokenizer.decode(ids)
         self.prompt_ids: tuple[int, ...] = tuple(ids)
@@ -211,7 +156,7 @@ class Episode:
         request = self._request
         if not isinstance(request, Generate):
             self._refuse("feed_turn")
-        ids = _token_ids(token_ids, "token_ids")
+        ids = checked_token_ids(token_ids, "token_ids")
         scores = None if logprobs is None else float_vector(logprobs, "logprobs")
         if scores is not None and len(scores) != len(ids):
             raise DataError(f"logprobs has {len(scores)} entries and token_ids has {len(ids)}; "
@@ -457,28 +402,3 @@ def _grammar_text(segment: Segment) -> str:
     """The part of a turn that the grammar judges: without what the last token carried."""
     action = first_action(segment.text)
     return segment.text if action is None else segment.text[: action.end]
-
-
-def _token_ids(values: ArrayLike, name: str) -> IntArray:
-    array = np.asarray(values)
-    if array.size == 0:
-        array = np.zeros(0, dtype=np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any():
-        raise DataError(
-            f"{name} must be a list of token ids (whole numbers, not negative), got "
-            f"{str(values)!r:.60}"
-        )
-    return array.astype(np.int64)
-
-
-def _checked_labels(labels: Labels) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(labels)
-    unknown = sorted(fields.keys() - Labels.__annotations__.keys())
-    if unknown:
-        raise DataError(f"unknown label {unknown[0]!r}; labels are: "
-                        f"{', '.join(Labels.__annotations__)}")  # fmt: skip
-    if fields.get("golden_answers") is not None:
-        fields["golden_answers"] = golden_answers(fields["golden_answers"])
-    if fields.get("supporting_titles") is not None:
-        fields["supporting_titles"] = tuple(fields["supporting_titles"])
-    return fields
