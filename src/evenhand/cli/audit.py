@@ -101,7 +101,10 @@ def _overview(result: Audit, out: Console) -> None:
         ("success", f"{percent(result.success)} reach {result.threshold:g}"),
         ("format obeyed", percent(result.format_ok)),
         ("searches", f"{number(result.searches)} a rollout, n {result.searches.n:,}"),
-        ("correct searches", f"{percent(result.correct)} found new silver documents"),
+        (
+            "correct searches",
+            f"{percent(result.correct)} judged searches found new silver documents",
+        ),
         ("silver documents", _silver(result)),
         (unit, f"policy {result.policy_tokens:,}, environment {result.environment_tokens:,}"),
         ("ended by", stops),
