@@ -68,21 +68,15 @@ _PLAIN_LETTERS = str.maketrans(
 _QUOTES = str.maketrans("", "", "‘’‚‛“”„‟′″‹›«»´")
 _DASH = re.compile("[-\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 
-_UNITS = {
-    word: value
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-        "fifteen sixteen seventeen eighteen nineteen".split()
-    )
-}
+_BELOW_TWENTY = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_UNITS = {word: value for value, word in enumerate(_BELOW_TWENTY)}
 _TENS = {
-    word: value
-    for value, word in zip(
-        range(20, 100, 10),
-        "twenty thirty forty fifty sixty seventy eighty ninety".split(),
-        strict=True,
-    )
-}
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80,
+    "ninety": 90,
+}  # fmt: skip
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _DIGITS = re.compile(r"\d{1,15}")
 
@@ -205,7 +199,7 @@ def normalise(text: str, convention: str = "squad") -> str:
     `squad` and `hotpotqa`: Unicode form C, lower case, ASCII punctuation deleted (`"U.S."` becomes
     `us`, `"well-known"` becomes `wellknown`), the words a, an, the dropped, blanks squeezed.
     `lenient`: also combining marks dropped, letters such as ø and æ spelled plainly, typographic
-    quotation marks deleted, every dash (the ASCII hyphen included) turned into a blank, and cardinal
+    quotation marks deleted, every dash (the ASCII hyphen included) turned into a blank, cardinal
     number words written as digits (`"two hundred and five"` becomes `205`; a year in two halves
     such as `"nineteen eighty"` becomes `19 80`).
 
@@ -261,7 +255,7 @@ def token_scores(
 
     Args:
         prediction: the answer; `None` (there is none) scores 0.
-        golds: accepted answers; a bare string is one gold. Among golds of equal F1 the first counts.
+        golds: accepted answers; a bare string is one gold. Of golds with equal F1 the first counts.
         convention: `squad`, `hotpotqa` or `lenient`.
 
     Raises:
