@@ -26,6 +26,10 @@ class RetrievalError(EvenhandError):
     """A search could not be answered after its retries (an environment fault)."""
 
 
+class SingleMemberGroupsWarning(UserWarning):
+    """Every group of a batch has one member, so every group-relative advantage is 0."""
+
+
 class MissingExtraError(EvenhandError):
     """A feature needs a package that the base install leaves out."""
 

@@ -1,0 +1,79 @@
+"""The command line: one module a command, wired together here.
+
+Exit codes: 0 fine, 2 wrong use or bad input (one line: what, got, remedy), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from evenhand import __version__
+from evenhand.cli.audit import audit
+from evenhand.cli.credit import credit
+from evenhand.cli.estimators import estimators
+from evenhand.errors import EvenhandError
+
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+"""`ClickException`: typer keeps its own copy of click, whose modules are private."""
+
+WRONG_USE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="evenhand",
+    help="Train LLM search agents with reinforcement learning, with fair credit for every step.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(audit)
+app.command()(credit)
+app.command()(estimators)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"evenhand {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors become one line on standard error."""
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except EvenhandError as error:
+        return _fail(str(error))
+    except USAGE_ERROR as error:
+        return _fail(f"{error.format_message()} See: evenhand --help")  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("evenhand: interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe went away (`| head`). Python would complain again while it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str) -> int:
+    # One line, also when a part of the message came from elsewhere.
+    typer.echo("evenhand: error: " + " ".join(message.split()), err=True)
+    return WRONG_USE
+
+
+def run() -> None:
+    """Entry point of the `evenhand` script."""
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From trajectories and credits to the numbers that tell how a run is doing."""

@@ -1,0 +1,1 @@
+"""Pages for people: one template set, inline SVG plots, nothing loaded from elsewhere."""
