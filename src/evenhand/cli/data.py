@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
+from evenhand.cli.common import console, plain_table
 from evenhand.datasets import catalogue
 from evenhand.datasets.catalogue import SETS, UNION
 from evenhand.datasets.checks import CorpusIndex, Finding, QuestionReport, check_questions
@@ -42,9 +40,6 @@ app = typer.Typer(
 SHOWN_IDS = 5
 """How many ids a note names before it says how many more there are."""
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 DataOption = Annotated[
     Path | None,
     typer.Option(
@@ -65,48 +60,24 @@ class Layout(StrEnum):
     """FlashRAG's JSON lines."""
 
 
-def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except EvenhandError as error:
-            _complain(error)
-            raise typer.Exit(2) from None
-
-    return run
-
-
-def _complain(error: EvenhandError) -> None:
-    typer.echo(f"error: {error}", err=True)
-
-
 # --- output --------------------------------------------------------------------------------------
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Rich table to a terminal, aligned plain text into a pipe."""
-    if sys.stdout.isatty():
-        table = Table(*headers)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-        return
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    for row in [headers, *rows]:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+def _print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], names: int) -> None:
+    """Print a table whose first `names` columns are text and the others numbers."""
+    table = plain_table(*headers)
+    for column in table.columns[:names]:
+        column.justify = "left"
+    for row in rows:
+        table.add_row(*map(Text, row))  # a path may hold square brackets, Rich's markup
+    console().print(table)
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[None]:
+def _working(what: str) -> Iterator[None]:
     """Show on a terminal that work goes on; nothing in a pipe."""
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        bar.add_task(what, total=None)
+    out = console(err=True)
+    with out.status(what) if out.is_terminal else nullcontext():
         yield
 
 
@@ -120,7 +91,6 @@ def _share(part: int | None, whole: int | None) -> str:
 
 
 @app.command("list")
-@_one_line_errors
 def list_sets(data: DataOption = None) -> None:
     """List the standard sets: splits, questions, own corpus, and where they are found."""
     folder = catalogue.data_folder(data)
@@ -133,13 +103,13 @@ def list_sets(data: DataOption = None) -> None:
             if path is None:
                 explicit = folder is not None and folder != catalogue.DEFAULT_FOLDER
                 on_hub = not explicit and part != "dev_inferred"
-                rows.append([name, part, "-", "-", "-", "hub" if on_hub else "not found"])
+                rows.append([name, part, "hub" if on_hub else "not found", "-", "-", "-"])
                 continue
             questions = catalogue.load_questions(f"{name}:{part}", data=folder)
             golds = sum(len(question.golden_answers) for question in questions)
-            rows.append([name, part, str(len(questions)), f"{golds / len(questions):.1f}",
-                         passages, str(path)])  # fmt: skip
-    _table(["set", "split", "questions", "golds each", "own corpus", "where"], rows)
+            rows.append([name, part, str(path), str(len(questions)),
+                         f"{golds / len(questions):.1f}", passages])  # fmt: skip
+    _print_table(["set", "split", "where", "questions", "golds each", "own corpus"], rows, 3)
     for path in catalogue.corpora_in(folder) if folder else []:
         if path.name.partition("_corpus")[0] not in SETS:
             typer.echo(f"further corpus: {path} ({_count_lines(path)} passages)")
@@ -153,7 +123,6 @@ def _count_lines(path: Path) -> int:
 
 
 @app.command()
-@_one_line_errors
 def show(
     name: Annotated[str, typer.Argument(metavar="SET", help="SET, SET:SPLIT or a file.")],
     n: Annotated[int, typer.Option("--n", min=1, help="How many questions.")] = 5,
@@ -197,7 +166,6 @@ def _yes_no(flag: bool | None) -> str | None:
 
 
 @app.command()
-@_one_line_errors
 def check(
     name: Annotated[str, typer.Argument(metavar="SET", help="SET, SET:SPLIT, a file, or 'all'.")],
     corpus: Annotated[
@@ -222,19 +190,20 @@ def check(
         try:
             questions = catalogue.load_questions(job, data=data)
             index = _index_for(job, corpus, folder, indexes)
-            with _progress(f"checking {job}"):
-                report = check_questions(questions, index)
+            with _working(f"checking {job}"):
+                report = check_questions(questions, index, compare_flags=_is_own(job, index))
         except EvenhandError as error:
             if name != "all":
                 raise
-            _complain(error)
+            typer.echo(f"evenhand: error: {error}", err=True)
             failed = True
             continue
         rows.append(_report_row(job, report, index))
         notes += [f"note: {job}: {_finding_text(finding)}" for finding in report.findings]
     if rows:
-        _table(["set", "questions", "golds", "hops", "with titles", "corpus", "answer findable",
-                "flag agrees", "notes"], rows)  # fmt: skip
+        headers = ["set", "corpus", "hops", "questions", "golds", "with titles", "answer findable",
+                   "flag agrees", "notes"]  # fmt: skip
+        _print_table(headers, rows, 3)
     for note in notes:
         typer.echo(note)
     if name == "all" and folder is not None:
@@ -273,16 +242,20 @@ def _index_for(
     key = " + ".join(specs)
     if key not in indexes:
         indexes.clear()  # one corpus at a time is enough to hold
-        with _progress(f"reading the corpus {key}"):
+        with _working(f"reading the corpus {key}"):
             indexes[key] = CorpusIndex(catalogue.load_corpus(*specs, data=folder), key)
     return indexes[key]
+
+
+def _is_own(job: str, index: CorpusIndex | None) -> bool:
+    return index is not None and index.name == job.partition(":")[0]
 
 
 def _report_row(job: str, report: QuestionReport, index: CorpusIndex | None) -> list[str]:
     hops = " ".join(f"{'?' if hop is None else hop}:{count}" for hop, count in report.hops.items())
     where = f"{index.name} ({index.n_passages})" if index else "-"
     return [
-        job, str(report.n_questions), str(report.n_golds), hops, str(report.n_with_titles), where,
+        job, where, hops, str(report.n_questions), str(report.n_golds), str(report.n_with_titles),
         _share(report.n_findable, report.n_asked), _share(report.n_agreeing, report.n_flagged),
         str(len(report.findings)),
     ]  # fmt: skip
@@ -308,7 +281,7 @@ def _check_union(folder: Path) -> None:
             yield document
 
     joined = 0
-    with _progress("joining the corpora"):
+    with _working("joining the corpora"):
         for document in union(map(counted, paths)):
             joined += 1
             if not document.text.strip():
@@ -325,7 +298,6 @@ def _check_union(folder: Path) -> None:
 
 
 @app.command()
-@_one_line_errors
 def export(
     names: Annotated[
         list[str], typer.Argument(metavar="SET...", help="SET, SET:SPLIT or a file; joined.")
@@ -349,7 +321,7 @@ def export(
     """Write question sets for verl's and Search-R1's training scripts, or as JSON lines."""
     questions: list[Question] = []
     for name in names:
-        with _progress(f"reading {name}"):
+        with _working(f"reading {name}"):
             questions += catalogue.load_questions(name, data=data)
     if to is Layout.JSONL:
         count = _write_jsonl(output, questions)
@@ -363,7 +335,7 @@ def export(
             prefix=VERL_PREFIX if to is Layout.VERL else "",
             data_source=data_source,
         )
-        with _progress(f"writing {output}"):
+        with _working(f"writing {output}"):
             count = write_parquet(output, rows)
     typer.echo(f"{count} questions written to {output}", err=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from evenhand.datasets.corpora import folded
 from evenhand.datasets.questions import Question
@@ -103,11 +103,14 @@ class QuestionReport:
     n_asked: int | None = None
     n_agreeing: int | None = None
     n_flagged: int | None = None
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
 
 
 def check_questions(
-    questions: Sequence[Question], corpus: CorpusIndex | None = None
+    questions: Sequence[Question],
+    corpus: CorpusIndex | None = None,
+    *,
+    compare_flags: bool = True,
 ) -> QuestionReport:
     """Count and look for what harms training or evaluation.
 
@@ -118,73 +121,71 @@ def check_questions(
 
     Args:
         questions: the set.
-        corpus: the corpus to look answers and titles up in. The flags refer to the set's own one.
+        corpus: the corpus to look answers and titles up in.
+        compare_flags: compare `answer_in_corpus` with what is found; the flags are about the set's
+            own corpus.
     """
-    closed = [is_closed_answer(question.golden_answers) for question in questions]
     hops = Counter(question.hops for question in questions)
-    findings = [*_gold_findings(questions), *_duplicates(questions)]
+    asked = [question for question in questions if not is_closed_answer(question.golden_answers)]
     report = QuestionReport(
         n_questions=len(questions),
         n_golds=sum(len(question.golden_answers) for question in questions),
         hops=dict(sorted(hops.items(), key=lambda item: (item[0] is None, item[0] or 0))),
         n_with_titles=sum(bool(question.supporting_titles) for question in questions),
-        n_closed=sum(closed),
-        findings=tuple(findings),
+        n_closed=len(questions) - len(asked),
+        findings=(*_gold_findings(questions), *_duplicates(questions)),
     )
     if corpus is None:
         return report
-    return _with_corpus(report, questions, closed, corpus)
-
-
-def _with_corpus(
-    report: QuestionReport, questions: Sequence[Question], closed: list[bool], corpus: CorpusIndex
-) -> QuestionReport:
-    asked = [question for question, skip in zip(questions, closed, strict=True) if not skip]
     holds = [corpus.holds_answer(question.golden_answers) for question in asked]
-    flagged = [
-        (question, found)
-        for question, found in zip(asked, holds, strict=True)
-        if question.answer_in_corpus is not None
-    ]
-    disagreeing = [q for q, found in flagged if q.answer_in_corpus is not found]
+    missing = [question for question, found in zip(asked, holds, strict=True) if not found]
     lacking = [
         question
         for question in questions
         if not all(map(corpus.holds_title, question.supporting_titles or ()))
     ]
-    findings = [
-        *report.findings,
-        *_finding("answer not in {corpus}", [q for q, h in zip(asked, holds, strict=True) if not h],
-                  corpus),
-        *_finding("flag answer_in_corpus disagrees with {corpus}", disagreeing, corpus),
-        *_finding("supporting title not in {corpus}", lacking, corpus),
-    ]  # fmt: skip
-    return QuestionReport(
-        n_questions=report.n_questions,
-        n_golds=report.n_golds,
-        hops=report.hops,
-        n_with_titles=report.n_with_titles,
-        n_closed=report.n_closed,
+    report = replace(
+        report,
         n_findable=sum(holds),
         n_asked=len(asked),
-        n_agreeing=len(flagged) - len(disagreeing),
+        findings=(
+            *report.findings,
+            *_finding(f"answer not in {corpus.name}", missing),
+            *_finding(f"supporting title not in {corpus.name}", lacking),
+        ),
+    )
+    return _with_flags(report, asked, holds) if compare_flags else report
+
+
+def _with_flags(
+    report: QuestionReport, asked: Sequence[Question], holds: Sequence[bool]
+) -> QuestionReport:
+    flagged = [
+        (question, found)
+        for question, found in zip(asked, holds, strict=True)
+        if question.answer_in_corpus is not None
+    ]
+    wrong = [question for question, found in flagged if question.answer_in_corpus is not found]
+    return replace(
+        report,
+        n_agreeing=len(flagged) - len(wrong),
         n_flagged=len(flagged),
-        findings=tuple(findings),
+        findings=(*report.findings, *_finding("flag answer_in_corpus is wrong", wrong)),
     )
 
 
-def _finding(
-    what: str, questions: Sequence[Question], corpus: CorpusIndex | None = None
-) -> list[Finding]:
+def _finding(what: str, questions: Sequence[Question]) -> list[Finding]:
     if not questions:
         return []
-    name = corpus.name if corpus else ""
-    message = f"{what.format(corpus=name)}: {len(questions)}"
-    return [Finding(message, tuple(question.id for question in questions))]
+    ids = tuple(question.id for question in questions)
+    return [Finding(f"{what}: {len(ids)}", ids)]
 
 
 def _gold_findings(questions: Sequence[Question]) -> list[Finding]:
-    blank, nothing, long, written = [], [], [], []
+    blank: list[Question] = []
+    nothing: list[Question] = []
+    long: list[Question] = []
+    written: list[Question] = []
     for question in questions:
         golds = question.golden_answers
         if any(not gold.strip() for gold in golds):
