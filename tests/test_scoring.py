@@ -241,6 +241,7 @@ def test_lenient_forgives_accents_dashes_quotes_and_number_words(
         ("five thousand six million", "5000 6000000"), ("zero", "0"), ("fortyish", "fortyish"),
         ("one hundred thousand", "100000"), ("the hundred", "100"), ("someone", "someone"),
         ("twenty zero", "20 0"), ("two hundred million people", "200000000 people"),
+        ("two thousand 5000", "2000 5000"),
     ],
 )  # fmt: skip
 def test_lenient_reads_number_words_by_the_grammar_of_cardinals(text: str, form: str) -> None:
@@ -250,6 +251,28 @@ def test_lenient_reads_number_words_by_the_grammar_of_cardinals(text: str, form:
 @given(st.integers(min_value=0, max_value=10**12))
 def test_lenient_reads_every_spelled_number(number: int) -> None:
     assert normalise(_spell(number), "lenient") == str(number)
+
+
+def _documented() -> list[list[str]]:
+    page = Path(__file__).parents[1] / "docs/search-and-scoring.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start = lines.index("| answer | gold | `squad` | `hotpotqa` | `lenient` | contains |") + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+    return rows
+
+
+@pytest.mark.parametrize("row", _documented(), ids=lambda row: f"{row[0]} against {row[1]}")
+def test_the_documented_examples_are_right(row: list[str]) -> None:
+    prediction, gold = "" if row[0] == "(empty)" else row[0], row[1]
+    for convention, cell in zip(("squad", "hotpotqa", "lenient"), row[2:5], strict=True):
+        match, overlap = map(float, cell.split(" / "))
+        assert exact_match(prediction, gold, convention=convention) == match
+        assert round(f1(prediction, gold, convention=convention), 2) == overlap
+    assert contains(prediction, gold) == float(row[5])
 
 
 def test_precision_and_recall_belong_to_the_gold_with_the_best_f1() -> None:
