@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from evenhand.datasets import (
     union,
     write_questions,
 )
+from evenhand.datasets.corpora import document_from_dict
 from evenhand.errors import ConfigError, DataError
 from evenhand.protocol import Document
 
@@ -198,6 +200,51 @@ def test_verls_rows_are_read_with_the_question_from_the_prompt(prompt: Any) -> N
         dataset="nq",
         metadata={"extra_info": {"split": "train", "index": 3}},
     )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["ground_truth", "target", "role", "content", "title", "index", "id"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["id", "question", "golden_answers", "metadata", "prompt", "reward_model", "extra_info",
+     "data_source", "dataset", "hops", "supporting_titles", "answer_in_corpus", "supporting_facts",
+     "title", "text", "contents"]
+)  # fmt: skip
+
+
+@given(st.dictionaries(FIELDS, JSON, max_size=6), st.booleans())
+def test_no_row_of_any_shape_raises_anything_but_a_data_error(
+    row: dict[str, Any], with_basics: bool
+) -> None:
+    row = {**ROW, **row} if with_basics else row
+    for read in (question_from_dict, document_from_dict):
+        with contextlib.suppress(DataError):
+            read(row)
+
+
+@pytest.mark.parametrize("field", ["id", "question", "golden_answers", "supporting_titles"])
+def test_half_a_surrogate_pair_is_named(field: str) -> None:
+    broken: Any = "x\ud800"
+    row = {**ROW, field: [broken] if field.endswith("s") else broken}
+    with pytest.raises(DataError, match=f"field {field}: half a surrogate pair at character 1"):
+        question_from_dict(row)
+    with pytest.raises(DataError, match="field text: half a surrogate pair"):
+        document_from_dict({"id": "1", "text": broken})
+
+
+def test_metadata_that_text_cannot_carry_is_escaped(tmp_path: Path) -> None:
+    question = question_from_dict({**ROW, "metadata": {"raw": "\ud800"}}, dataset="nq")
+    write_questions(tmp_path / "out.jsonl", [question])
+    assert list(read_questions(tmp_path / "out.jsonl")) == [question]
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
@@ -23,7 +22,7 @@ from evenhand.datasets.export import Render, verl_rows, write_parquet
 from evenhand.datasets.questions import (
     VERL_PREFIX,
     Question,
-    question_to_dict,
+    question_to_line,
     write_questions,
 )
 from evenhand.errors import ConfigError, DataError, EvenhandError
@@ -144,7 +143,7 @@ def show(
         chosen = questions[:n]
     if as_json:
         for question in chosen:
-            typer.echo(json.dumps(question_to_dict(question), ensure_ascii=False))
+            typer.echo(question_to_line(question))
         return
     for question in chosen:
         typer.echo(f"{question.id}: {question.question}")
@@ -345,7 +344,7 @@ def _write_jsonl(output: Path, questions: Iterable[Question]) -> int:
         return write_questions(output, questions)
     count = 0
     for question in questions:
-        typer.echo(json.dumps(question_to_dict(question), ensure_ascii=False))
+        typer.echo(question_to_line(question))
         count += 1
     return count
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from evenhand.datasets.questions import require_unicode
 from evenhand.errors import DataError
 from evenhand.files import numbered_lines
 from evenhand.protocol import Document
@@ -48,7 +49,10 @@ def document_from_dict(data: Mapping[str, Any], where: str = "passage") -> Docum
     if isinstance(identity, int) and not isinstance(identity, bool):
         identity = str(identity)
     if not isinstance(identity, str) or not identity:
-        raise DataError(f"{where}, field id: expected a text or a whole number, got {identity!r}")
+        raise DataError(
+            f"{where}, field id: expected a text or a whole number, got {identity!r:.40}"
+        )
+    require_unicode(identity, "id", where)
     if "text" in data:
         title = data.get("title")
         return Document(
@@ -70,6 +74,7 @@ def document_from_dict(data: Mapping[str, Any], where: str = "passage") -> Docum
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}, field {name}: expected text, got {value!r:.40}")
+    require_unicode(value, name, where)
     return value
 
 
@@ -101,7 +106,7 @@ def union(corpora: Iterable[Iterable[Document]]) -> Iterator[Document]:
 
 def _content_key(document: Document) -> bytes:
     text = f"{folded(document.title)}\n{folded(document.text)}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def folded(text: str) -> str:

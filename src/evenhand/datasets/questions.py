@@ -181,13 +181,24 @@ def question_from_dict(
         extra.pop(key, None)
     identity = _id(data, extra, name, question, golds, where)
     rest = {key: value for key, value in extra.items() if key not in ("id", "question")}
+    titles = _titles(lifted["supporting_titles"], metadata, where)
+    stored = {
+        "id": (identity,),
+        "dataset": (name or "",),
+        "question": (question,),
+        "golden_answers": golds,
+        "supporting_titles": titles or (),
+    }
+    for what, texts in stored.items():
+        for text in texts:
+            require_unicode(text, what, where)
     return Question(
         id=identity,
         question=question,
         golden_answers=golds,
         dataset=name,
         hops=_hops(lifted["hops"], where),
-        supporting_titles=_titles(lifted["supporting_titles"], metadata, where),
+        supporting_titles=titles,
         answer_in_corpus=_flag(lifted["answer_in_corpus"], where),
         metadata={
             **{key: value for key, value in data.items() if key not in _KNOWN},
@@ -195,6 +206,17 @@ def question_from_dict(
             **metadata,
         },
     )
+
+
+def require_unicode(text: str, name: str, where: str) -> None:
+    """Raise a `DataError` if the text holds half a surrogate pair, which no file can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}, field {name}: half a surrogate pair at character {error.start}; the text "
+            "was cut inside a character"
+        ) from None
 
 
 def _first(name: str, *places: Mapping[str, Any]) -> Any:
@@ -340,6 +362,17 @@ def question_to_dict(question: Question) -> dict[str, Any]:
     return {**row, "metadata": metadata} if metadata else row
 
 
+def question_to_line(question: Question) -> str:
+    """Return the JSON line of a question, without a line break."""
+    row = question_to_dict(question)
+    line = json.dumps(row, ensure_ascii=False, default=str)
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # metadata is free; escapes carry what text cannot
+        line = json.dumps(row, default=str)
+    return line
+
+
 def write_questions(path: Path | str, questions: Iterable[Question]) -> int:
     """Write JSON lines of FlashRAG's layout; the file appears whole or not at all.
 
@@ -349,7 +382,7 @@ def write_questions(path: Path | str, questions: Iterable[Question]) -> int:
     count = 0
     with atomic_write(Path(path)) as file:
         for question in questions:
-            file.write(json.dumps(question_to_dict(question), ensure_ascii=False) + "\n")
+            file.write(question_to_line(question) + "\n")
             count += 1
     return count
 
