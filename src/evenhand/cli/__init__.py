@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from evenhand import __version__
+from evenhand.cli import data
 from evenhand.cli.audit import audit
+from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
 from evenhand.errors import EvenhandError
@@ -31,8 +33,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(audit)
+app.command()(convert)
 app.command()(credit)
 app.command()(estimators)
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:

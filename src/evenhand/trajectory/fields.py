@@ -17,22 +17,25 @@ _E = TypeVar("_E", bound=StrEnum)
 
 
 class FieldReader:
-    """Typed access to the fields of one JSON object; every failure names the field."""
+    """One JSON object and where it stands; absent and null are the same for optional fields."""
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
         self.data = data
         self.where = where
 
     def fail(self, name: str, message: str) -> NoReturn:
+        """Raise a `DataError` about a field."""
         raise DataError(f"{self.where}, field {name}: {message}")
 
     def text(self, name: str) -> str:
+        """Return a text."""
         value = self.data[name]
         if not isinstance(value, str):
             self._wrong(name, "text", value)
         return value
 
     def label(self, name: str) -> str:
+        """Return a text that is not empty; a whole number becomes its text."""
         value = self.data[name]
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
@@ -41,12 +44,14 @@ class FieldReader:
         return value
 
     def flag(self, name: str) -> bool:
+        """Return true or false."""
         value = self.data[name]
         if not isinstance(value, bool):
             self._wrong(name, "true or false", value)
         return value
 
     def integer(self, name: str) -> int | None:
+        """Return a whole number that is not negative; `None` if absent or null."""
         value = self.data.get(name)
         if value is None:
             return None
@@ -57,6 +62,7 @@ class FieldReader:
         return int(value)
 
     def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float | None:
+        """Return a finite number in `[low, high]`; `None` if absent or null."""
         value = self.data.get(name)
         if value is None:
             return None
@@ -74,6 +80,7 @@ class FieldReader:
         return number
 
     def choice(self, name: str, kind: type[_E]) -> _E:
+        """Return a member of an enum by its value."""
         value = self.data[name]
         try:
             return kind(value)
@@ -81,6 +88,7 @@ class FieldReader:
             self._wrong(name, "one of " + ", ".join(kind), value)
 
     def mapping(self, name: str) -> dict[str, Any]:
+        """Return an object; empty if absent or null."""
         value = self.data.get(name)
         if value is None:
             return {}
@@ -89,6 +97,7 @@ class FieldReader:
         return dict(value)
 
     def texts(self, name: str) -> tuple[str, ...] | None:
+        """Return a list of texts; `None` if absent or null."""
         value = self.data.get(name)
         if value is None:
             return None
@@ -97,6 +106,7 @@ class FieldReader:
         return tuple(value)
 
     def answers(self, name: str) -> tuple[str, ...] | None:
+        """Return accepted answers; `None` if null."""
         value = self.data[name]
         if value is None:
             return None
@@ -106,6 +116,7 @@ class FieldReader:
             self.fail(name, str(error))
 
     def array(self, name: str, dtype: type, n_tokens: int) -> NDArray[Any] | None:
+        """Return `[n_tokens]` numbers; `None` if absent or null."""
         value = self.data.get(name)
         if value is None:
             return None
