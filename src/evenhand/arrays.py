@@ -113,6 +113,15 @@ def dense(labels: ArrayLike, name: str = "group") -> Dense:
         raise DataError(f"{name} has nan at index {int(np.flatnonzero(np.isnan(array))[0])}")
     if array.dtype.kind == "O":
         array = np.array([_text_label(label, name) for label in array.tolist()])
+    if array.dtype.kind in "iu":
+        low, high = int(array.min()), int(array.max())
+        if high - low < 4 * array.size:  # nearly dense already: a table is linear, sorting is not
+            # Signed labels widen first: a difference of int8 need not fit into int8.
+            wide = array.astype(np.int64, copy=False) if array.dtype.kind == "i" else array
+            shifted = (wide - wide.dtype.type(low)).astype(np.int64, copy=False)
+            present = np.bincount(shifted, minlength=high - low + 1) > 0
+            ranks = np.cumsum(present) - 1
+            return Dense(ranks[shifted], int(ranks[-1]) + 1)
     _, index = np.unique(array, return_inverse=True)
     return Dense(index.astype(np.int64, copy=False), int(index.max()) + 1)
 

@@ -64,6 +64,21 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             ) from error
 
 
+def check_output(path: Path) -> Path:
+    """Return `path` if a file can be written there, so that long work does not end in an error.
+
+    Raises:
+        DataError: it is a directory, or its folder does not exist or cannot be written.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a directory; give the name of a file to write")
+    if not path.parent.is_dir():
+        raise DataError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise DataError(f"cannot write {path}: the folder {path.parent} cannot be written")
+    return path
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open `path` for writing text; it appears whole when the block ends without an error.
@@ -83,6 +98,7 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
         with path.open("w", encoding="utf-8", newline="\n") as stream:
             yield stream
         return
+    check_output(path)
     try:
         handle, temporary = tempfile.mkstemp(
             dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"

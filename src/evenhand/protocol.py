@@ -25,6 +25,8 @@ STOP_TAGS = (SEARCH_CLOSE, ANSWER_CLOSE)
 
 PROTOCOL_TAG = re.compile(r"</?(?:think|search|answer|information)>")
 _STOP_TAG = re.compile(r"</(search|answer)>")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_DOCUMENT_HEAD = re.compile(r"(Doc \d+)(?=\(Title:)")
 
 
 class ActionKind(StrEnum):
@@ -148,9 +150,9 @@ def thought(text: str) -> str:
 def render_information(documents: Sequence[Document]) -> str:
     """Return the environment's text for a list of documents, in Search-R1's layout.
 
-    Line breaks inside a passage become blanks and protocol tags lose their shape (`< /answer>`), so
-    that neither a model nor a reader of flat text can take a passage for a boundary or an action.
-    An empty list gives an empty block.
+    Line breaks inside a passage become blanks; protocol tags (`< /answer>`) and the head of a
+    document (`Doc 2 (Title:`) lose their shape, so that neither a model nor a reader of flat text
+    can take a passage for a boundary or an action. An empty list gives an empty block.
     """
     lines = "".join(
         f"Doc {number}(Title: {_plain(document.title)}) {_plain(document.text)}\n"
@@ -159,7 +161,16 @@ def render_information(documents: Sequence[Document]) -> str:
     return f"\n\n{INFORMATION_OPEN}{lines}{INFORMATION_CLOSE}\n\n"
 
 
+def valid_unicode(text: str) -> str:
+    """Return `text` with U+FFFD for each half of a surrogate pair, which no tokenizer can read.
+
+    JSON may hold such halves (`"\\ud800"`), so questions and passages from files may too.
+    """
+    return _HALF_PAIR.sub("\ufffd", text)
+
+
 def _plain(text: str) -> str:
-    flat = " ".join(text.split())
+    flat = " ".join(valid_unicode(text).split())
     # Inserting a blank, unlike deleting the tag, cannot join its neighbours into a new tag.
-    return PROTOCOL_TAG.sub(lambda tag: f"< {tag.group()[1:]}", flat)
+    flat = PROTOCOL_TAG.sub(lambda tag: f"< {tag.group()[1:]}", flat)
+    return _DOCUMENT_HEAD.sub(r"\1 ", flat)

@@ -66,7 +66,7 @@ def rebalance(
 
     so that the token-weighted positive mass becomes `balance` (the paper's lambda) times the
     negative one. A one-sided block (`P = 0` or `N = 0`) becomes 0. A segment without tokens has no
-    mass to balance and becomes 0 in every block that is rescaled.
+    mass to balance and always becomes 0.
 
     Args:
         advantage: `[S]` advantages of answer segments.
@@ -102,8 +102,8 @@ def rebalance(
     share = divide(values, scaled_side[blocks.ids])
     result = np.where(moves, share * (weight * fixed_side)[blocks.ids], values)
     two_sided = (positive > 0) & (negative > 0)
-    result = np.where(two_sided[blocks.ids] & (lengths > 0), result, 0.0)
+    result = np.where(two_sided[blocks.ids], result, 0.0)
     if only_when_negative_dominates:
         alone = (positive > 0) & (balance * negative <= positive)
         result = np.where(alone[blocks.ids], values, result)
-    return result
+    return np.where(lengths > 0, result, 0.0)

@@ -107,13 +107,13 @@ def reinforce_baseline(rewards: ArrayLike, group: ArrayLike, *, eps: float = 1e-
     Source: Hu et al., REINFORCE++ (arXiv 2501.03262), the variant with a group baseline.
     """
     values, groups = rewards_and_group(rewards, group)
-    deviation = centre(values, groups).deviation
+    centred = centre(values, groups)
     eps = check_number(eps, "eps", 0.0, 1e6)
-    largest = float(np.abs(deviation).max(initial=0.0))
+    largest = float(centred.spread.max(initial=0.0))
     if largest == 0.0:
-        return deviation
-    # In units of the largest deviation, so that squares neither vanish nor overflow.
-    unit = deviation / largest
+        return centred.unit
+    # In units of the largest spread, so that squares neither vanish nor overflow.
+    unit = centred.unit * (centred.spread / largest)[groups.ids]
     scored = unit[~np.isnan(values)]
     with np.errstate(over="ignore"):
         return np.asarray(unit / (scored.std(ddof=1) + np.float64(eps) / largest))

@@ -210,13 +210,12 @@ def calibrate(
     assert inputs.step_score is not None
     assert inputs.n_tokens is not None
     answer = np.asarray(inputs.is_answer, dtype=bool)
-    result = advantage.copy()
-    result[~answer] = soften_negative(advantage[~answer], np.asarray(inputs.step_score)[~answer])
-    owner = np.asarray(inputs.owner, dtype=np.int64)
-    result[answer] = rebalance(
-        advantage[answer],
-        np.asarray(inputs.n_tokens)[answer],
-        np.asarray(inputs.group)[owner[answer]],
+    result = soften_negative(advantage, np.where(answer, 0.0, np.asarray(inputs.step_score)))
+    at = np.flatnonzero(answer)
+    result[at] = rebalance(
+        advantage[at],
+        np.asarray(inputs.n_tokens)[at],
+        np.asarray(inputs.group)[np.asarray(inputs.owner, dtype=np.int64)[at]],
         balance=balance,
         rescale=rescale,
         only_when_negative_dominates=only_when_negative_dominates,

@@ -10,18 +10,25 @@ from evenhand.arrays import BoolArray, Dense, FloatArray, divide, extent, size, 
 
 
 class Centred(NamedTuple):
-    """Rewards minus the mean of their cell.
+    """Rewards minus the mean of their cell, in units of the spread of the cell.
 
     Attributes:
-        deviation: `[N]` `r_i - mean(cell of i)`; exactly 0 for an unscored trajectory and in a cell
-            whose scored rewards are all equal (so also in a cell with one scored member).
+        unit: `[N]` `(r_i - mean) / spread`, in [-1, 1]; exactly 0 for an unscored trajectory and in
+            a cell whose scored rewards are all equal (so also in one with one scored member).
         spread: `[cells]` largest minus smallest scored reward, 0 where a cell has none.
         members: `[cells]` how many are scored.
+        cells: the cells.
     """
 
-    deviation: FloatArray
+    unit: FloatArray
     spread: FloatArray
     members: FloatArray
+    cells: Dense
+
+    @property
+    def deviation(self) -> FloatArray:
+        """`[N]` `r_i - mean` of the cell of `i`."""
+        return self.unit * self.spread[self.cells.ids]
 
 
 def centre(rewards: FloatArray, cells: Dense) -> Centred:
@@ -34,27 +41,27 @@ def centre(rewards: FloatArray, cells: Dense) -> Centred:
     low, high = extent(rewards, cells, scored)
     varied = high > low
     spread = np.subtract(high, low, out=np.zeros(cells.n), where=varied)
-    count = size(cells, scored)
+    members = size(cells, scored)
     live = scored & varied[cells.ids]
-    # Measured from the smallest member, differences of nearly equal rewards are exact.
+    # Measured from the smallest member, differences of nearly equal rewards are exact; in units of
+    # the spread, neither they nor their squares underflow.
     above = np.zeros(len(rewards))
     np.subtract(rewards, low[cells.ids], out=above, where=live)
-    mean = divide(total(above, cells), count)
-    return Centred(np.where(live, above - mean[cells.ids], 0.0), spread, count)
+    above = divide(above, spread[cells.ids])
+    mean = divide(total(above, cells), members)
+    return Centred(np.where(live, above - mean[cells.ids], 0.0), spread, members, cells)
 
 
 def standardise(rewards: FloatArray, cells: Dense, *, ddof: int, eps: float) -> FloatArray:
     """Return `[N]` `(r_i - mean) / (std + eps)` over the scored members of the cell of `i`.
 
     0 for unscored trajectories and in cells without spread. Finite for every valid input, also for
-    `eps = 0`: deviations are divided by the cell's spread before they are squared, so that neither
-    tiny nor large rewards leave the range of floats.
+    `eps = 0`.
     """
     centred = centre(rewards, cells)
-    unit = divide(centred.deviation, centred.spread[cells.ids])
     # Cells without spread divide 0 by 0 here, which `divide` turns into 0.
     freedom = np.maximum(centred.members - ddof, 0.0)
-    deviation = np.sqrt(divide(total(unit * unit, cells), freedom))
+    deviation = np.sqrt(divide(total(centred.unit**2, cells), freedom))
     with np.errstate(over="ignore"):  # eps far above the spread: the advantage goes to 0
         floor = divide(np.full(cells.n, eps), centred.spread)
-    return divide(unit, (deviation + floor)[cells.ids])
+    return divide(centred.unit, (deviation + floor)[cells.ids])

@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from evenhand import __version__
+from evenhand.cli import data
 from evenhand.cli.audit import audit
+from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
 from evenhand.errors import EvenhandError
@@ -31,8 +33,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(audit)
+app.command()(convert)
 app.command()(credit)
 app.command()(estimators)
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:
@@ -61,8 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("evenhand: interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of a pipe went away (`| head`). Python would complain again while it flushes.
+    except SystemExit as stop:
+        # Typer turns a pipe whose reader went away (`| head`) into exit code 1; nothing is wrong.
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0

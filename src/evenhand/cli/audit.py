@@ -28,6 +28,7 @@ from evenhand.credit import CreditRule, whole_groups
 from evenhand.diagnostics.audit import REFERENCE, Audit, AuditCollector
 from evenhand.diagnostics.findings import Level, number, percent
 from evenhand.diagnostics.intervals import Estimate
+from evenhand.files import check_output
 
 _MARK = {Level.WARNING: "[yellow]![/yellow]", Level.NOTE: "·", Level.GOOD: "[green]✓[/green]"}
 
@@ -47,9 +48,10 @@ def audit(
 
     Settings: stratum, step_score, threshold, max_think_similarity.
     """
-    # The reference has two settings of its own, which an audit does not take.
-    given = read_settings(settings)
-    bridge = CreditRule.from_settings("dr_grpo", given).bridge
+    # An estimator without settings of its own: an audit takes those of the bridge only.
+    bridge = CreditRule.from_settings("dr_grpo", read_settings(settings)).bridge
+    if html is not None:
+        check_output(html)
     collector = AuditCollector(bridge)
     stream = open_trajectories(files, source=source, tokenizer=tokenizer)
     for part in whole_groups(with_progress(stream, "rollouts"), in_memory=in_memory):
@@ -99,7 +101,10 @@ def _overview(result: Audit, out: Console) -> None:
         ("success", f"{percent(result.success)} reach {result.threshold:g}"),
         ("format obeyed", percent(result.format_ok)),
         ("searches", f"{number(result.searches)} a rollout, n {result.searches.n:,}"),
-        ("correct searches", f"{percent(result.correct)} found new silver documents"),
+        (
+            "correct searches",
+            f"{percent(result.correct)} judged searches found new silver documents",
+        ),
         ("silver documents", _silver(result)),
         (unit, f"policy {result.policy_tokens:,}, environment {result.environment_tokens:,}"),
         ("ended by", stops),

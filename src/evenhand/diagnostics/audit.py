@@ -122,7 +122,8 @@ class Audit:
         silver_groups: share of groups that have silver documents.
         silver_size: `[groups with silver]` sorted sizes of the sets.
         step_scores: `[judged searches]` step scores of searches in groups with silver documents.
-        correct: share of all executed searches of scored rollouts with step score above 0.
+        correct: share of the searches with step score above 0 among those that could be judged:
+            executed, in a scored rollout, in a group with silver documents.
         estimators: one row an estimator.
         findings: what stands out, in sentences.
         unknown: what these files cannot tell.
@@ -231,7 +232,7 @@ class AuditCollector:
             silver_groups=proportion(int(has_silver.sum()), len(has_silver)),
             silver_size=np.sort(batch.silver_size[has_silver]).astype(np.float64),
             step_scores=batch.step_score[judged],
-            correct=proportion(int(is_correct_search(batch).sum()), int(executed.sum())),
+            correct=proportion(int(is_correct_search(batch).sum()), int(judged.sum())),
             estimators=rows,
             findings=[],
             unknown=[],

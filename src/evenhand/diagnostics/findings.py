@@ -164,8 +164,8 @@ def unknowns(audit: Audit, *, without_golds: int) -> list[str]:
     if silver.value < 1:
         notes.append(
             f"{silver.n - round(silver.value * silver.n):,} of {silver.n:,} groups have no silver "
-            f"documents (no rollout in valid format reaches a reward of {audit.threshold:g}): "
-            "which of their searches were correct is unknown; they get the full penalty."
+            f"documents (no rollout in valid format reaches a reward of {audit.threshold:g} with a "
+            "search): which of their searches were correct is unknown; they get the full penalty."
         )
     if audit.units != ("tokens",):
         notes.append(

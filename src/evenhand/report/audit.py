@@ -11,6 +11,7 @@ import numpy as np
 
 from evenhand.diagnostics.audit import Audit, EstimatorRow, Example
 from evenhand.diagnostics.findings import number, percent
+from evenhand.diagnostics.intervals import Estimate
 from evenhand.report.render import write_page
 from evenhand.report.svg import (
     bar_rows,
@@ -58,17 +59,29 @@ def _tiles(audit: Audit) -> list[tuple[str, str, str]]:
         ),
         (
             "mean reward",
-            number(audit.reward, 3),
-            f"{percent(audit.success)} reach {audit.threshold:g}",
+            f"{audit.reward.value:.3f}",
+            f"{_interval(audit.reward, 3)}; {percent(audit.success)} reach {audit.threshold:g}",
         ),
-        ("searches a rollout", number(audit.searches), f"n {audit.searches.n:,}"),
-        ("format obeyed", f"{100 * audit.format_ok.value:.1f} %", percent(audit.format_ok)),
+        (
+            "searches a rollout",
+            f"{audit.searches.value:.2f}",
+            f"{_interval(audit.searches, 2)}, n {audit.searches.n:,}",
+        ),
+        (
+            "format obeyed",
+            f"{100 * audit.format_ok.value:.1f} %",
+            percent(audit.format_ok).partition(" % ")[2],
+        ),
         (
             f"policy {' / '.join(audit.units)}",
             f"{audit.policy_tokens:,}",
             f"{share:.0f} % of {everything:,}; the rest is the environment's",
         ),
     ]
+
+
+def _interval(estimate: Estimate, digits: int) -> str:
+    return number(estimate, digits).partition(" ")[2] or "no interval"
 
 
 def _plots(audit: Audit) -> dict[str, Any]:
@@ -129,7 +142,11 @@ def _rows(audit: Audit) -> list[dict[str, Any]]:
 
 def _row(row: EstimatorRow, largest: float) -> dict[str, Any]:
     shades = [
-        (f"{value:+.2f}", "pos" if value > 0 else "neg", round(70 * abs(value) / (largest or 1)))
+        (
+            f"{value:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00"),
+            "pos" if value > 0 else "neg",
+            round(70 * abs(value) / (largest or 1)),
+        )
         for value in row.by_stratum.values()
     ]
     return {

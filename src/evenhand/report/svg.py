@@ -11,9 +11,9 @@ from markupsafe import Markup, escape
 from evenhand.diagnostics.intervals import Estimate
 
 ROW = 26
-LABEL = 150
-WIDTH = 620
-VALUE = 150
+LABEL = 136
+WIDTH = 500
+VALUE = 138
 """Pixels of the viewBox: height of a row, width of labels, of the plot, of the value column."""
 
 
@@ -144,7 +144,7 @@ def chance_plot(share: float, expected: float, low: float, high: float) -> Marku
         f'<line class="reference" x1="{scale(expected):.1f}" x2="{scale(expected):.1f}" '
         f'y1="{y - 10}" y2="{y + 10}"/>',
         f'<circle class="dot" cx="{scale(share):.1f}" cy="{y}" r="5.5"/>',
-        _label("share between strata", y),
+        _label("between strata", y),
         _value(f"{share:.3f}, chance {expected:.3f}", y),
     ]
     return _svg(parts, height, "Reward variance between strata and its chance level")

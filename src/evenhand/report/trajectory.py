@@ -31,7 +31,7 @@ class SegmentView:
     Attributes:
         segment: the segment.
         documents: its documents with their marks.
-        shade: strength of the advantage's colour, 0 to 100.
+        shade: strength of the advantage's colour, percent of the full colour.
         sign: `pos`, `neg` or `none`.
         credit: text of its advantage and step score, empty for the environment's.
     """
@@ -72,7 +72,7 @@ def trajectory_view(trajectory: Trajectory, *, silver: Collection[str] = ()) -> 
                     DocumentView(d, d.id in silver, d.title.casefold() in gold)
                     for d in segment.documents or ()
                 ],
-                shade=round(55 * abs(advantage) / largest),
+                shade=round(30 * abs(advantage) / largest),
                 sign="pos" if advantage > 0 else "neg" if advantage < 0 else "none",
                 credit=credit,
             )

@@ -1,0 +1,1 @@
+"""Scripted fakes and slow references for tests, ours and yours. Nothing in evenhand imports it."""
