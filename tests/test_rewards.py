@@ -354,3 +354,10 @@ def test_an_unknown_convention_is_refused_for_any_reward() -> None:
             score_trajectory(RIGHT, reward, convention="trec")
     with pytest.raises(ConfigError, match="convention"):
         get_reward("exact_match", convention="trec")
+
+
+def test_a_reward_of_ones_own_may_judge_without_golds() -> None:
+    trajectory = replace(RIGHT, golden_answers=None)
+    after = score_trajectory(trajectory, lambda t: len(t.segments) / 10)
+    assert after.reward == len(trajectory.segments) / 10
+    assert after.scores == {"exact_match": None, "f1": None, "contains": None}

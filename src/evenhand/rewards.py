@@ -215,6 +215,13 @@ def get_reward(name: str, *, convention: str = "squad") -> Reward:
 # --- scoring a rollout ---------------------------------------------------------------------------
 
 
+_SCORES: dict[str, Callable[..., float]] = {
+    "exact_match": scoring.exact_match,
+    "f1": scoring.f1,
+    "contains": scoring.contains,
+}
+
+
 def score_trajectory(
     trajectory: Trajectory, reward: str | Reward, *, convention: str = "squad"
 ) -> Trajectory:
@@ -234,27 +241,27 @@ def score_trajectory(
         reward: a name, `module:function`, or the function itself.
         convention: scoring convention of the scores and of a named reward.
 
+    A function of your own may judge without golden answers; the scores are then `None`.
+
     Raises:
-        DataError: the rollout has no golden answers.
+        DataError: a named reward, and the rollout has no golden answers.
         ConfigError: unknown reward or convention.
     """
     function = reward
+    is_named = isinstance(function, str) and function in REWARDS
     if isinstance(function, str):
-        is_named = function in REWARDS
         function = get_reward(function, convention=convention if is_named else "squad")
     scoring.get_convention(convention)
     metadata = {key: value for key, value in trajectory.metadata.items() if key != REWARD_ERROR}
-    if trajectory.stop_reason is StopReason.FAILED:
-        unscored: dict[str, float | None] = dict.fromkeys(("exact_match", "f1", "contains"))
-        scores = {**(trajectory.scores or {}), **unscored}
-        return replace(trajectory, reward=None, scores=scores, metadata=metadata)
-    answer, golds = answer_of(trajectory), _golds(trajectory)
-    scores = {
-        **(trajectory.scores or {}),
-        "exact_match": scoring.exact_match(answer, golds, convention=convention),
-        "f1": scoring.f1(answer, golds, convention=convention),
-        "contains": scoring.contains(answer, golds, convention=convention),
+    failed = trajectory.stop_reason is StopReason.FAILED
+    golds = _golds(trajectory) if is_named and not failed else trajectory.golden_answers
+    answer = answer_of(trajectory)
+    scores = dict(trajectory.scores or {}) | {
+        name: None if failed or not golds else score(answer, golds, convention=convention)
+        for name, score in _SCORES.items()
     }
+    if failed:
+        return replace(trajectory, reward=None, scores=scores, metadata=metadata)
     value, problem = _call(function, trajectory)
     if problem is not None:
         metadata[REWARD_ERROR] = problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from evenhand.files import STANDARD_STREAM
 from evenhand.settings import split_setting
+from evenhand.trajectory import Trajectory, write_lines, write_trajectories
 
 T = TypeVar("T")
 
@@ -67,6 +70,20 @@ def plain_table(*columns: str, title: str | None = None) -> Table:
     for at, column in enumerate(columns):
         table.add_column(column, justify="left" if at == 0 else "right", overflow="fold")
     return table
+
+
+def write_to(out: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write trajectories to a file that appears whole, or line by line to standard output (`-`)."""
+    if out != STANDARD_STREAM:
+        write_trajectories(out, trajectories)
+        return
+    # The locale's encoding may not hold every character; the file format is UTF-8 everywhere.
+    text = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
+    try:
+        write_lines(text, trajectories)
+        text.flush()
+    finally:
+        text.detach()
 
 
 def with_progress(items: Iterable[T], noun: str) -> Iterator[T]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from evenhand.cli.common import Inputs, Source, Tokenizer, console, with_progress
+from evenhand.cli.common import Inputs, Source, Tokenizer, console, with_progress, write_to
 from evenhand.convert import open_trajectories
 from evenhand.files import STANDARD_STREAM
-from evenhand.trajectory import Trajectory, write_lines, write_trajectories
+from evenhand.trajectory import Trajectory
 
 
 def convert(
@@ -37,10 +35,7 @@ def convert(
     tally = Tally()
     opened = open_trajectories(files, source=source, tokenizer=tokenizer)
     trajectories = tally.over(with_progress(opened, "rollouts"))
-    if out == STANDARD_STREAM:
-        _write_to_standard_output(trajectories)
-    else:
-        write_trajectories(out, trajectories)
+    write_to(out, trajectories)
     wrote = "" if out == STANDARD_STREAM else f"; wrote {out}"
     console(err=True).print(f"{tally}{wrote}", markup=False)
 
@@ -79,13 +74,3 @@ class Tally:
         if self.without_answers:
             parts.append(f"{self.without_answers:,} without accepted answers")
         return "; ".join(parts)
-
-
-def _write_to_standard_output(trajectories: Iterable[Trajectory]) -> None:
-    # The locale's encoding may not hold every character; the file format is UTF-8 everywhere.
-    text = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
-    try:
-        write_lines(text, trajectories)
-        text.flush()
-    finally:
-        text.detach()

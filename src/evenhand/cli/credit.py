@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from evenhand.cli.common import (
     plain_table,
     read_settings,
     with_progress,
+    write_to,
 )
 from evenhand.convert import open_trajectories
 from evenhand.credit import POLICY_KIND_ORDER, Credited, CreditRule, credit_stream
@@ -38,7 +38,7 @@ from evenhand.diagnostics.credit import (
 )
 from evenhand.errors import SingleMemberGroupsWarning
 from evenhand.files import STANDARD_STREAM
-from evenhand.trajectory import Kind, Trajectory, write_lines, write_trajectories
+from evenhand.trajectory import Kind, Trajectory
 
 
 def credit(
@@ -81,11 +81,8 @@ def credit(
         if out is None:
             for _ in credited:
                 pass
-        elif out == STANDARD_STREAM:
-            write_lines(sys.stdout, _written(credited))
-            sys.stdout.flush()
         else:
-            write_trajectories(out, _written(credited))
+            write_to(out, _written(credited))
     tally.show(console(err=out == STANDARD_STREAM))
     if out is not None and out != STANDARD_STREAM:
         console(err=True).print(f"wrote {out}")
