@@ -113,6 +113,14 @@ def test_a_turn_without_a_usable_action_gets_a_notice_and_another_turn(turn: str
     assert not trajectory.format_ok
 
 
+def test_a_stop_at_a_stray_closing_tag_is_invalid_even_if_the_sampler_says_it_was_cut() -> None:
+    episode = Episode("Q?", tokenizer=CHARACTERS, template=bare, limits=Limits(max_invalid=0))
+    episode.feed_turn(CHARACTERS.encode("a</search>"), finished=False)
+    done = episode.next()
+    assert isinstance(done, Done)
+    assert kinds(done.trajectory) == ["invalid"]
+
+
 def test_the_third_invalid_action_ends_the_episode_without_a_notice() -> None:
     trajectory = play(["x", search(), "y", "z"])
     assert kinds(trajectory) == ["invalid", "notice", "search", "information", "invalid", "notice",
@@ -308,6 +316,14 @@ def test_think_in_prompt_opens_every_turn_in_the_environments_text() -> None:
     opened = sum(s.text.count("<think>") for s in segments if not s.is_policy)
     assert opened == len(policy_segments(trajectory))
     assert trajectory.think_in_prompt
+
+
+def test_think_in_prompt_opens_the_first_turn_once_when_no_search_is_left() -> None:
+    trajectory = play(["t</think><answer>a</answer>"], think_in_prompt=True,
+                      limits=Limits(max_searches=0))  # fmt: skip
+    assert trajectory.segments[0].text == "Q?"
+    assert trajectory.segments[1].text == Notices().answer_now + "<think>"
+    assert trajectory.format_ok
 
 
 def test_think_in_prompt_changes_what_the_format_asks_for() -> None:

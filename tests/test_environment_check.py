@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from evenhand.environment import CheckSummary, GoldCase, Limits, check_environment, preset
-from evenhand.errors import ConfigError, RetrievalError
+from evenhand.environment import (
+    CheckSummary,
+    GoldCase,
+    Limits,
+    check_environment,
+    check_record,
+    preset,
+)
+from evenhand.errors import ConfigError, DataError, RetrievalError
 from evenhand.prompts import Notices
 from evenhand.protocol import Document, first_action
 from evenhand.testing.tokenizers import CharacterTokenizer
 from evenhand.trajectory import Trajectory
-from searching import Found
+from searching import Found, answer, play, search
 
 CASES = [
     GoldCase("Who wrote it?", ("Ann",), ("It", "Ann")),
@@ -123,9 +132,16 @@ class Trimming(CharacterTokenizer):
         return super().encode(text.replace("</information>", ""))
 
 
+class Hasty(CharacterTokenizer):
+    def decode(self, ids: Sequence[int]) -> str:
+        text = super().decode(ids)
+        return text + ">" if text.endswith("</answer") else text
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
+        (Hasty, "not those that were sampled"),
         (Opening, "adds tokens to an empty text"),
         (Trimming, "not opened and closed once in its decoded tokens"),
         (Lossy, "not with an answer|not opened and closed once"),
@@ -141,3 +157,77 @@ def test_a_tokenizer_that_does_not_keep_text_is_found(
 def test_other_notices_can_be_checked_too() -> None:
     notices = Notices(answer_now="\nAnswer.\n")
     assert check(limits=Limits(max_searches=2), notices=notices).searches == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (Document("1", "T", "t", float("nan")), "cannot be written"),
+        (Document("1", "T", "t", {1, 2}), "cannot be written"),  # type: ignore[arg-type]
+        (Document(1, "T", "t"), "changes when it is written and read"),  # type: ignore[arg-type]
+    ],
+)
+def test_documents_that_the_file_cannot_hold_are_found(found: Document, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(search=lambda _: Found((found,)))
+
+
+def test_a_document_without_an_id_is_a_data_error() -> None:
+    with pytest.raises(DataError, match=r"documents\[0\], field id"):
+        check(search=lambda _: Found((Document("", "T", "t"),)))
+
+
+# --- one record, from whatever loop --------------------------------------------------------------
+
+TIGHT = Limits(max_searches=1, max_turns=2, max_context=400, max_response_tokens=390)
+
+
+def with_segment(at: int, **changes: Any) -> Trajectory:
+    trajectory = play([search("q"), answer("a")], limits=TIGHT)
+    segments = list(trajectory.segments)
+    segments[at] = replace(segments[at], **changes)
+    return replace(trajectory, segments=tuple(segments))
+
+
+def test_a_record_of_ours_passes() -> None:
+    check_record(with_segment(0), limits=TIGHT, tokenizer=CharacterTokenizer())
+
+
+def encoded(text: str) -> dict[str, Any]:
+    ids = np.array(CharacterTokenizer().encode(text))
+    return {"text": text, "token_ids": ids, "n_tokens": len(ids)}
+
+
+@pytest.mark.parametrize(
+    ("at", "changes", "message"),
+    [
+        (1, {"token_ids": None}, "search segment has no token ids"),
+        (1, {"n_tokens": 3}, "token ids and n_tokens 3"),
+        (2, {"logprobs": np.zeros(1)}, "information segment of the environment has log-prob"),
+        (1, {"text": "other"}, "is not that of its tokens"),
+        (1, encoded(search("a") + "."), "goes on after the token that completes"),
+        (2, encoded("<information>Doc 1"), "not opened and closed once in its text"),
+        (2, encoded("<information></information> <information></information>"), "closed once"),
+        (2, encoded("<information></information><answer>a</answer>"), "closed once"),
+    ],
+)
+def test_a_broken_segment_is_named(at: int, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_record(with_segment(at, **changes), limits=TIGHT, tokenizer=CharacterTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_searches", 0),
+        ("max_turns", 1),
+        ("max_turn_tokens", 33),
+        ("max_observation_tokens", 20),
+        ("max_context", 150),
+        ("max_response_tokens", 150),
+    ],
+)
+def test_a_limit_that_was_exceeded_is_named(name: str, value: int) -> None:
+    limits = replace(TIGHT, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{name} is {value} and the episode used"):
+        check_record(with_segment(0), limits=limits, tokenizer=CharacterTokenizer())

@@ -61,6 +61,7 @@ def test_an_observation_that_exactly_fills_the_context_is_kept() -> None:
     used = len("Q?") + len(search()) + length(3)
     trajectory = play([search(), answer()], Found(DOCUMENTS), limits=Limits(max_context=used))
     assert shown(trajectory) == 3
+    assert kinds(trajectory) == ["search", "information"]
     assert trajectory.stop_reason is StopReason.CONTEXT_LIMIT
 
 
@@ -128,6 +129,11 @@ def test_a_turn_that_the_context_cut_ends_with_the_context_limit() -> None:
     trajectory = play([answer("a")], limits=Limits(max_context=2 + len(answer("a")) - 1))
     assert kinds(trajectory) == ["truncated"]
     assert trajectory.stop_reason is StopReason.CONTEXT_LIMIT
+
+
+def test_a_turn_that_the_context_cut_is_not_retried() -> None:
+    limits = Limits(retry_truncated=True, max_invalid=0, max_context=10)
+    assert play([answer()], limits=limits).stop_reason is StopReason.CONTEXT_LIMIT
 
 
 def test_tokens_beyond_those_that_were_asked_for_are_dropped() -> None:

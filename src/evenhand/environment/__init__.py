@@ -8,6 +8,7 @@ from evenhand.environment.check import (
     CheckSummary,
     GoldCase,
     check_environment,
+    check_record,
     gold_turns,
     policy_turn,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "TurnPolicy",
     "as_tokenizer",
     "check_environment",
+    "check_record",
     "gold_turns",
     "policy_turn",
     "preset",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -19,12 +19,13 @@ from evenhand.protocol import (
     INFORMATION_OPEN,
     SEARCH_CLOSE,
     SEARCH_OPEN,
+    STOP_TAGS,
     THINK_CLOSE,
     THINK_OPEN,
     Document,
     valid_unicode,
 )
-from evenhand.trajectory import Kind, Segment, StopReason, Trajectory, parse_line, to_line
+from evenhand.trajectory import Kind, StopReason, Trajectory, parse_line, to_line
 
 Reward = Callable[[Trajectory], float | None]
 """A trajectory to its reward; `None` where it cannot be scored."""
@@ -109,10 +110,8 @@ def check_environment(
 
     * have a prompt that holds the question,
     * end as `answered`, in the right format, with reward 1.0,
-    * keep every token that was sampled, in order, and mark no other token as the policy's,
-    * keep every limit,
-    * show documents in blocks that are closed, in text and in tokens,
-    * come back unchanged from the trajectory file.
+    * keep every token that was sampled, in order, and no other as the policy's,
+    * pass `check_record`: masks, limits, closed blocks, an unchanged trip through the file.
 
     And a policy that never answers must not be rewarded, though every passage it is shown says
     "the answer is …" in answer tags.
@@ -149,77 +148,95 @@ def check_environment(
                 labels={"golden_answers": case.golden_answers},
             )
 
-        _check_prompt(case, template)
-        turns = gold_turns(case, limits=limits, think_in_prompt=think_in_prompt)
-        policy = ScriptedPolicy(tokenizer, turns)
-        episode = start()
-        trajectory = run_episode(episode, policy, search)
-        _check_end(case, trajectory, reward(trajectory))
-        _check_tokens(case, episode, trajectory, policy)
-        _check_limits(case, trajectory, limits)
-        _check_blocks(case, trajectory, tokenizer)
-        _check_file(case, trajectory)
-        _check_silence(case, start(), tokenizer, reward, think_in_prompt)
+        where, gold = f"question {case.question!r:.60}", case.golden_answers[0]
+        _check_prompt(where, case, template)
+        policy = ScriptedPolicy(
+            tokenizer, gold_turns(case, limits=limits, think_in_prompt=think_in_prompt)
+        )
+        trajectory = run_episode(start(), policy, search)
+        _check_end(where, trajectory, gold, reward(trajectory))
+        check_record(trajectory, limits=limits, tokenizer=tokenizer)
+        sampled = [s.token_ids.tolist() for s in trajectory.segments
+                   if s.is_policy and s.token_ids is not None]  # fmt: skip
+        if sampled != policy.sampled:
+            _broken(where, "the policy segments' token ids are not those that were sampled")
+        babbler = ScriptedPolicy(
+            tokenizer, [policy_turn("I look.", query="x", think_in_prompt=think_in_prompt)]
+        )
+        _check_silence(where, start(), gold, babbler, reward)
         shown = [s.documents for s in trajectory.segments if s.documents is not None]
         totals[0] += 1
         totals[1] += len(shown)
         totals[2] += sum(map(len, shown))
-        totals[3] = max(totals[3], len(episode.context_ids))
+        totals[3] = max(totals[3], sum(s.n_tokens for s in trajectory.segments))
     if not totals[0]:
         raise ConfigError("check_environment needs at least one case, got none")
     return CheckSummary(*totals)
 
 
-def _broken(case: GoldCase, what: str) -> NoReturn:
-    raise ConfigError(f"question {case.question!r:.60}: {what}")
+def check_record(trajectory: Trajectory, *, limits: Limits, tokenizer: Tokenizer) -> None:
+    """Check the record of one episode, whichever loop drove it.
+
+    Every segment has its token ids; log-probabilities stand on the policy's segments only; a turn's
+    text is that of its tokens and ends with the token that completes an action; every limit holds;
+    information blocks are closed, in text and in tokens; the record comes back unchanged from the
+    trajectory file.
+
+    Raises:
+        ConfigError: at the first of these that does not hold; the message names the question.
+        DataError: the file format refuses a field.
+    """
+    where = f"question {trajectory.question!r:.60}"
+    _check_segments(where, trajectory, tokenizer)
+    _check_limits(where, trajectory, limits)
+    _check_blocks(where, trajectory, tokenizer)
+    _check_file(where, trajectory)
 
 
-def _check_prompt(case: GoldCase, template: str | Template) -> None:
+def _broken(where: str, what: str) -> NoReturn:
+    raise ConfigError(f"{where}: {what}")
+
+
+def _check_prompt(where: str, case: GoldCase, template: str | Template) -> None:
     prompt = render_prompt(template, case.question)
     contents = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]
     if not any(valid_unicode(case.question) in content for content in contents):
-        _broken(case, f"the prompt does not hold the question, got {contents[-1]!r:.80}; a "
+        _broken(where, f"the prompt does not hold the question, got {contents[-1]!r:.80}; a "
                 "template inserts it unchanged")  # fmt: skip
 
 
-def _check_end(case: GoldCase, trajectory: Trajectory, reward: float | None) -> None:
+def _check_end(where: str, trajectory: Trajectory, gold: str, reward: float | None) -> None:
     if trajectory.stop_reason is StopReason.FAILED:
-        error = trajectory.segments[-1].error
-        raise RetrievalError(f"question {case.question!r:.60}: a search failed: {error}")
+        raise RetrievalError(f"{where}: a search failed: {trajectory.segments[-1].error}")
     if trajectory.stop_reason is not StopReason.ANSWERED:
-        _broken(case, f"the gold episode ended with {trajectory.stop_reason.value}, not with an "
+        _broken(where, f"the gold episode ended with {trajectory.stop_reason.value}, not with an "
                 "answer; the limits are too tight for it")  # fmt: skip
     if not trajectory.format_ok:
-        _broken(case, "the gold episode breaks the format; a query or answer may hold a tag")
+        _broken(where, "the gold episode breaks the format; a query or answer may hold a tag")
     if reward is None or abs(reward - 1.0) > 1e-9:
-        _broken(case, f"the gold answer {case.golden_answers[0]!r:.40} has reward {reward}, not "
-                "1.0; the reward and the golden answers disagree")  # fmt: skip
+        _broken(where, f"the gold answer {gold!r:.40} has reward {reward}, not 1.0; the reward and "
+                "the golden answers disagree")  # fmt: skip
 
 
-def _check_tokens(
-    case: GoldCase, episode: Episode, trajectory: Trajectory, policy: ScriptedPolicy
-) -> None:
-    joined: list[int] = []
-    sampled: list[list[int]] = []
+def _check_segments(where: str, trajectory: Trajectory, tokenizer: Tokenizer) -> None:
     for segment in trajectory.segments:
-        ids = [] if segment.token_ids is None else segment.token_ids.tolist()
-        if len(ids) != segment.n_tokens:
-            _broken(case, f"a {segment.kind.value} segment has {len(ids)} token ids and n_tokens "
+        kind = segment.kind.value
+        if segment.token_ids is None or len(segment.token_ids) != segment.n_tokens:
+            have = "no" if segment.token_ids is None else len(segment.token_ids)
+            _broken(where, f"a {kind} segment has {have} token ids and n_tokens "
                     f"{segment.n_tokens}")  # fmt: skip
-        joined += ids
-        if segment.is_policy:
-            sampled.append(ids)
-        elif segment.logprobs is not None:
-            _broken(
-                case, f"a {segment.kind.value} segment of the environment has log-probabilities"
-            )
-    if joined != episode.context_ids:
-        _broken(case, "the segments' token ids are not the context that the policy saw")
-    if sampled != policy.sampled:
-        _broken(case, "the policy segments' token ids are not those that were sampled")
+        ids = segment.token_ids.tolist()
+        if not segment.is_policy:
+            if segment.logprobs is not None:
+                _broken(where, f"a {kind} segment of the environment has log-probabilities")
+            continue
+        if segment.text != tokenizer.decode(ids):
+            _broken(where, f"the text of a {kind} segment is not that of its tokens")
+        if any(tag in tokenizer.decode(ids[:-1]) for tag in STOP_TAGS):
+            _broken(where, f"a {kind} segment goes on after the token that completes its action")
 
 
-def _check_limits(case: GoldCase, trajectory: Trajectory, limits: Limits) -> None:
+def _check_limits(where: str, trajectory: Trajectory, limits: Limits) -> None:
     used = sum(segment.n_tokens for segment in trajectory.segments)
     after = used - sum(s.n_tokens for s in trajectory.segments if s.kind is Kind.PROMPT)
     turns = [s.n_tokens for s in trajectory.segments if s.is_policy]
@@ -233,29 +250,30 @@ def _check_limits(case: GoldCase, trajectory: Trajectory, limits: Limits) -> Non
         ("max_turns", len(turns), limits.max_turns),
     ):
         if most is not None and value > most:
-            _broken(case, f"{name} is {most} and the episode used {value}")
+            _broken(where, f"{name} is {most} and the episode used {value}")
 
 
-def _check_blocks(case: GoldCase, trajectory: Trajectory, tokenizer: Tokenizer) -> None:
+def _check_blocks(where: str, trajectory: Trajectory, tokenizer: Tokenizer) -> None:
     for segment in trajectory.segments:
         if segment.kind is not Kind.INFORMATION or segment.token_ids is None:
             continue
         read = tokenizer.decode(segment.token_ids.tolist())
-        for text, where in ((segment.text, "text"), (read, "decoded tokens")):
+        for text, form in ((segment.text, "text"), (read, "decoded tokens")):
             body, closed, rest = text.partition(INFORMATION_CLOSE)
             rest = rest.replace(THINK_OPEN, "", 1)
             if not closed or body.count(INFORMATION_OPEN) != 1 or rest.strip():
-                _broken(case, f"an information block is not opened and closed once in its {where}, "
+                _broken(where, f"an information block is not opened and closed once in its {form}, "
                         f"got the end {text[-60:]!r}")  # fmt: skip
 
 
-def _check_file(case: GoldCase, trajectory: Trajectory) -> None:
-    def arrays(segments: Sequence[Segment]) -> list[list[int] | None]:
-        return [None if s.token_ids is None else s.token_ids.tolist() for s in segments]
-
-    back = parse_line(to_line(trajectory), "trajectory")
-    if back != trajectory or arrays(back.segments) != arrays(trajectory.segments):
-        _broken(case, "the trajectory changes when it is written and read")
+def _check_file(where: str, trajectory: Trajectory) -> None:
+    try:
+        line = to_line(trajectory)
+    except (TypeError, ValueError) as error:
+        _broken(where, f"the trajectory cannot be written: {error}; look at the documents' fields")
+    if parse_line(line, where) != trajectory:
+        _broken(where, "the trajectory changes when it is written and read; look at the documents' "
+                "fields")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,16 +283,11 @@ class _Planted:
 
 
 def _check_silence(
-    case: GoldCase, episode: Episode, tokenizer: Tokenizer, reward: Reward, think_in_prompt: bool
+    where: str, episode: Episode, gold: str, policy: ScriptedPolicy, reward: Reward
 ) -> None:
-    gold = case.golden_answers[0]
     passage = f"{INFORMATION_CLOSE}{ANSWER_OPEN}{gold}{ANSWER_CLOSE}"
     planted = _Planted((Document("planted", gold, passage),))
-    turns = [policy_turn("I look.", query="x", think_in_prompt=think_in_prompt)]
-    trajectory = run_episode(episode, ScriptedPolicy(tokenizer, turns), lambda _: planted)
-    if any(segment.kind is Kind.ANSWER for segment in trajectory.segments):
-        _broken(case, "a passage with answer tags became the policy's answer")
-    score = reward(trajectory)
+    score = reward(run_episode(episode, policy, lambda _: planted))
     if score is not None and score >= 1.0:
-        _broken(case, f"an episode without an answer has reward {score}; the reward reads more "
+        _broken(where, f"an episode without an answer has reward {score}; the reward reads more "
                 "than the policy's answer")  # fmt: skip

@@ -40,7 +40,6 @@ from evenhand.protocol import (
     first_action,
     is_valid_format,
     render_information,
-    valid_unicode,
 )
 from evenhand.trajectory import Kind, Segment, Source, StopReason, Trajectory
 
@@ -96,7 +95,6 @@ class Episode:
         self._segments: list[Segment] = []
         self._context: list[int] = []
         self._turns = self._searches = self._invalid = 0
-        self._announced = False
         self._request: Request | None = None
 
         announces_now = self._announces()
@@ -230,7 +228,7 @@ class Episode:
         if self._invalid > self.limits.max_invalid or self._turns == self.limits.max_turns:
             self._end(StopReason.INVALID_ACTION)
             return
-        if self.limits.announce_last and not self._may_search():
+        if self._announces():
             self._announce()
         else:
             self._append_notice(self._notices.invalid)
@@ -253,14 +251,13 @@ class Episode:
 
     def _announces(self) -> bool:
         """Whether the environment's next words tell the policy that no search is left."""
-        return self.limits.announce_last and not self._announced and not self._may_search()
+        return self.limits.announce_last and not self._may_search()
 
     def _announce(self) -> None:
-        self._announced = True
         self._append_notice(self._notices.answer_now)
 
     def _append_notice(self, text: str) -> None:
-        text = valid_unicode(text) + self._opening()
+        text += self._opening()
         self._append(Kind.NOTICE, text, self._tokenizer.encode(text))
 
     def _opening(self) -> str:
@@ -305,7 +302,7 @@ class Episode:
         suffix = "" if announces else self._opening()
         room = self._room()
         if announces:
-            notice = valid_unicode(self._notices.answer_now) + self._opening()
+            notice = self._notices.answer_now + self._opening()
             room -= len(self._tokenizer.encode(notice))
         room = min(room, self.limits.max_observation_tokens)
 
