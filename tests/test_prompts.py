@@ -54,6 +54,13 @@ def test_searchr1_is_the_prompt_of_real_rollouts_word_for_word() -> None:
             assert render_prompt("searchr1", question) == shown + "\n"
 
 
+@pytest.mark.parametrize("name", ["searchr1", "searchr1-chat"])
+def test_the_prompts_of_searchr1_end_every_question_with_a_question_mark(name: str) -> None:
+    assert render_prompt(name, " who wrote it ") == render_prompt(name, "who wrote it?")
+    assert "who wrote it" in str(render_prompt("plain", "who wrote it"))
+    assert "who wrote it?" not in str(render_prompt("plain", "who wrote it"))
+
+
 def test_the_chat_template_holds_the_same_text_as_one_user_message() -> None:
     assert render_prompt("searchr1-chat", "Why?") == [
         {"role": "user", "content": render_prompt("searchr1", "Why?")}

@@ -2,7 +2,8 @@
 
 A template turns a question into what the policy reads first: one bare string, or chat messages for
 the chat template of a model. It is given by name, as `module:function`, or as a text file that
-holds `{question}`. A question is inserted literally: braces and tags in it change nothing.
+holds `{question}`. A question is inserted literally: braces and tags in it change nothing. (The
+templates of Search-R1 add a missing question mark, as its data scripts do.)
 """
 
 from __future__ import annotations
@@ -54,13 +55,19 @@ def _filled(text: str) -> Template:
     return lambda question: text.replace(PLACEHOLDER, question)
 
 
-def _as_user_message(text: str) -> Template:
-    return lambda question: [{"role": "user", "content": text.replace(PLACEHOLDER, question)}]
+def _searchr1(question: str) -> str:
+    # Its data scripts end every question with a question mark; its models have seen no other.
+    asked = question.strip()
+    return SEARCHR1_TEXT.replace(PLACEHOLDER, asked if asked.endswith("?") else f"{asked}?")
+
+
+def _searchr1_chat(question: str) -> Messages:
+    return [{"role": "user", "content": _searchr1(question)}]
 
 
 TEMPLATES: dict[str, Template] = {
-    "searchr1": _filled(SEARCHR1_TEXT),
-    "searchr1-chat": _as_user_message(SEARCHR1_TEXT),
+    "searchr1": _searchr1,
+    "searchr1-chat": _searchr1_chat,
     "plain": _filled(PLAIN_TEXT),
 }
 """Templates by name."""
@@ -168,8 +175,8 @@ def render_prompt(
 
     Args:
         template: see `resolve_template`.
-        question: inserted as it is; only half surrogate pairs, which no tokenizer can read, become
-            U+FFFD.
+        question: inserted as it is, but for two things: half surrogate pairs, which no tokenizer
+            can read, become U+FFFD, and the two templates of Search-R1 add a missing question mark.
         think_in_prompt: append the opening `<think>`, so that the policy neither writes nor learns
             it (CalibAdv's third component, arXiv 2604.18235). Messages get it as the beginning of
             the assistant's message, which the chat template must continue, not close.
