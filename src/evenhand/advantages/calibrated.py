@@ -46,7 +46,8 @@ def soften_negative(advantage: ArrayLike, step_score: ArrayLike) -> FloatArray:
     values = float_vector(advantage, "advantage")
     scores = float_vector(step_score, "step_score", low=0.0, high=1.0)
     same_length(advantage=values, step_score=scores)
-    return np.where(values < 0, values * (1.0 - scores), values)
+    # Adding 0 turns the -0 of a fully spared search into 0.
+    return np.where(values < 0, values * (1.0 - scores), values) + 0.0
 
 
 def rebalance(

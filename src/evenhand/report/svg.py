@@ -43,7 +43,8 @@ class Scale:
         """Return three to six round values inside the scale."""
         if self.log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            steps = (1, 2, 5) if self.high / self.low < 50 else (1,)
+            reach = self.high / self.low
+            steps = (1, 2, 5) if reach < 30 else (1, 3) if reach < 500 else (1,)
             values = [step * 10.0**decade for decade in decades for step in steps]
             return [value for value in values if self.low <= value <= self.high]
         span = self.high - self.low
