@@ -100,6 +100,17 @@ def test_without_spread_nothing_is_claimed() -> None:
     assert found.groups == 0
 
 
+def test_rounding_is_no_evidence_where_every_permutation_gives_the_same_share() -> None:
+    generator = np.random.default_rng(0)
+    rewards = generator.random(400)
+    pairs = np.repeat(np.arange(200), 2)
+    for stratum in (np.zeros(400), np.tile([1, 2], 200)):
+        found = between_strata(rewards, pairs, stratum)
+        assert found.share == pytest.approx(float(stratum.any()))
+        assert not found.has_evidence
+    assert between_strata(rewards, pairs, np.zeros(400)).share == 0
+
+
 def test_wilson_intervals_have_their_published_values() -> None:
     # Newcombe (1998), table I: 81 of 263 and 0 of 20.
     found = proportion(81, 263)

@@ -156,22 +156,21 @@ def _estimators(result: Audit, out: Console) -> None:
         "tokens with credit",
         "correct searches punished",
         f"penalty on them ({REFERENCE} = 1)",
-        "neg/pos searches",
-        "neg/pos answers",
-        "neg/pos all",
     )
+    ratios = plain_table("neg/pos credit", "searches", "answers", "all")
     for row in result.estimators:
         table.add_row(
             row.name,
             f"{100 * row.live.value:.1f} %" if row.live.n else "-",
             _share(row.mis_penalised),
             "-" if math.isnan(row.penalty_kept) else f"{row.penalty_kept:.2f}",
-            number(row.search_ratio),
-            number(row.answer_ratio),
-            number(row.total_ratio),
         )
+        cells = (row.search_ratio, row.answer_ratio, row.total_ratio)
+        ratios.add_row(row.name, *(number(cell) for cell in cells))
     out.print()
     out.print(table)
+    out.print()
+    out.print(ratios)
 
 
 def _share(estimate: Estimate) -> str:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -68,7 +68,9 @@ def plain_table(*columns: str, title: str | None = None) -> Table:
     """Return an empty table: the first column to the left, the others to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for at, column in enumerate(columns):
-        table.add_column(column, justify="left" if at == 0 else "right", overflow="fold")
+        first = at == 0
+        justify: Literal["left", "right"] = "left" if first else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=first)
     return table
 
 

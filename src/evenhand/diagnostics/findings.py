@@ -106,6 +106,11 @@ def _structure(audit: Audit) -> Finding:
         return Finding(
             Level.NOTE, "No group has differing rewards: nothing can be said about strata."
         )
+    if between.groups == 0:
+        return Finding(
+            Level.NOTE,
+            "All rollouts of a question fall into one stratum: there is no structure to compare.",
+        )
     facts = (
         f"{100 * between.share:.0f} % of the reward variance inside questions lies between strata; "
         f"chance alone gives {100 * between.expected:.0f} % "

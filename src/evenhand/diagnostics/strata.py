@@ -45,8 +45,11 @@ class BetweenStrata:
 
     @property
     def has_evidence(self) -> bool:
-        """Whether the share lies above the range: strata differ by more than chance."""
-        return self.share > self.high
+        """Whether the share lies above the range: strata differ by more than chance.
+
+        Where every permutation gives the same share, rounding must not decide.
+        """
+        return self.groups > 0 and self.share > self.high + 1e-9
 
 
 def between_strata(
@@ -80,11 +83,13 @@ def between_strata(
     everything = float(within.sum())
     if everything == 0:
         return BetweenStrata(np.nan, np.nan, np.nan, np.nan, 0, 0)
-    means = divide(total(deviation, cells), size(cells))
-    share = float((size(cells) * means**2).sum()) / everything
-    expected = float((within * divide(n_strata - 1, centred.members - 1)).sum()) / everything
     informative = (within > 0) & (n_strata > 1)
     rows = informative[groups.ids]
+    means = divide(total(deviation, cells), size(cells))
+    # A group with one stratum has no between part; its computed mean is rounding residue.
+    between = np.where(informative[in_group], size(cells) * means**2, 0.0)
+    share = float(between.sum()) / everything
+    expected = float((within * divide(n_strata - 1, centred.members - 1)).sum()) / everything
     if draws is None:
         draws = int(np.clip(2e8 / max(len(values), 1), 200, 1000))
     sums = _permuted_sums(
