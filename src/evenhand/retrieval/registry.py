@@ -160,23 +160,23 @@ def _open(wanted: dict[str, Any]) -> Retriever:
     name = wanted.pop("name", implied)
     if not isinstance(name, str):
         raise ConfigError(f"a retriever needs a name, got {name!r}")
-    if name in RETRIEVERS:
-        made: Retriever = _call(RETRIEVERS[name], f"retriever {name!r}", wanted)
-        return made
-    if name.startswith(("http://", "https://")):
+    factory: Any = RETRIEVERS.get(name)
+    if factory is not None:
+        made: object = _call(factory, f"retriever {name!r}", wanted)
+    elif name.startswith(("http://", "https://")):
         made = _call(_remote, "a remote retriever", wanted, name)
-        return made
-    if Path(name).is_dir():
-        return load_index(name, **wanted)
-    if is_object_spec(name):
-        own: object = _call(load_object(name, "retriever"), f"retriever {name!r}", wanted)
-        if not isinstance(own, Retriever):
-            raise ConfigError(f"{name} gave {type(own).__name__}, which has no method 'search'")
-        return own
-    raise ConfigError(
-        f"no retriever {name!r}{did_you_mean(name, RETRIEVERS)}; give one of "
-        f"{', '.join(RETRIEVERS)}, an index folder, an http address or module:function"
-    )
+    elif Path(name).is_dir():
+        made = load_index(name, **wanted)
+    elif is_object_spec(name):
+        made = _call(load_object(name, "retriever"), f"retriever {name!r}", wanted)
+    else:
+        raise ConfigError(
+            f"no retriever {name!r}{did_you_mean(name, RETRIEVERS)}; give one of "
+            f"{', '.join(RETRIEVERS)}, an index folder, an http address or module:function"
+        )
+    if not isinstance(made, Retriever):
+        raise ConfigError(f"{name} gave {type(made).__name__}, which has no method 'search'")
+    return made
 
 
 def _call(
