@@ -61,7 +61,7 @@ def test_results_are_parallel_to_the_queries_and_blank_ones_get_nothing(queries)
 
 
 def test_no_query_reaches_the_back_end_when_all_are_blank():
-    def never(queries, k):
+    def never(queries, _):
         raise AssertionError(queries)
 
     assert answer(["", "  "], 3, never) == [NOTHING, NOTHING]
@@ -86,12 +86,12 @@ def test_a_query_that_is_no_string_is_an_error(query):
 
 def test_a_back_end_that_loses_a_query_is_an_error():
     with pytest.raises(RetrievalError, match="2 queries got 1 results"):
-        answer(["a", "b"], 3, lambda queries, k: [NOTHING])
+        answer(["a", "b"], 3, lambda *_: [NOTHING])
 
 
 def test_an_error_passes_and_excludes_documents():
     failed = SearchResult(error="down")
-    assert answer(["a"], 3, lambda queries, k: [failed]) == [failed]
+    assert answer(["a"], 3, lambda *_: [failed]) == [failed]
     with pytest.raises(DataError):
         SearchResult((Document("a", "", ""),), "down")
 
@@ -107,7 +107,7 @@ def test_a_retriever_that_raises_fails_only_the_query_that_makes_it_raise():
 @pytest.mark.parametrize("returned", [None, [], [1, 2], [NOTHING] * 3, "ab"])
 def test_a_retriever_that_breaks_the_contract_gives_errors_not_exceptions(returned):
     class Broken:
-        def search(self, queries, k):
+        def search(self, *_):
             return returned
 
     results = search_one_by_one(Broken(), ["a", "b"], 3)
@@ -117,7 +117,7 @@ def test_a_retriever_that_breaks_the_contract_gives_errors_not_exceptions(return
 
 def test_a_retriever_without_info_is_known_by_its_class():
     class Mine:
-        def search(self, queries, k):
+        def search(self, *_):
             return []
 
     assert info_of(Mine()) == RetrieverInfo("Mine")

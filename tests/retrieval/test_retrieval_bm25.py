@@ -17,12 +17,11 @@ from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, PackedCorpus, corpus_hash
 from evenhand.retrieval.bm25 import Analyzer
 
-WORDS = st.lists(
-    st.sampled_from(
-        ["the", "running", "runner", "ran", "fruits", "fruit", "tree", "trees", "of", "Ümlaut", "x", "42", "flies"] + ["", "!?"]
-    ),
-    max_size=12,
-).map(" ".join)
+VOCABULARY = [
+    "the", "running", "runner", "ran", "fruits", "fruit", "tree", "trees", "of", "Ümlaut", "x",
+    "42", "flies", "", "!?",
+]  # fmt: skip
+WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
 CORPORA = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=12).filter(
     lambda rows: any(word in " ".join(map(" ".join, rows)) for word in ("fruit", "tree", "42"))
 )
@@ -96,15 +95,15 @@ def test_a_repeated_word_of_a_query_counts_each_time():
     assert twice.documents[0].score == pytest.approx(2 * once.documents[0].score)
 
 
-def test_many_threads_may_search_at_once():
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_threads_may_search_at_once(threads):
     documents = [Document(str(n), "", f"word{n % 7} word{n % 3} common") for n in range(500)]
-    for threads in (1, 3):
-        retriever = Bm25Retriever.build(documents, threads=threads)
-        queries = [f"word{n} common" for n in range(7)] * 20
-        expected = retriever.search(queries, 5)
-        with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda _: retriever.search(queries, 5), range(24)))
-        assert found == [expected] * 24
+    retriever = Bm25Retriever.build(documents, threads=threads)
+    queries = [f"word{n} common" for n in range(7)] * 20
+    expected = retriever.search(queries, 5)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: retriever.search(queries, 5), range(24)))
+    assert found == [expected] * 24
 
 
 def test_a_folder_is_also_an_index_of_bm25s(tmp_path):

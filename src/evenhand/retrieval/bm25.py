@@ -320,5 +320,5 @@ def _fit(postings: Postings, vocabulary: Any) -> bool:
         and indptr[0] == 0
         and bool((np.diff(indptr) >= 0).all())
         and (len(indices) == 0 or bool(indices.min() >= 0 and indices.max() < len(rank)))
-        and all(isinstance(n, int) and 0 <= n < len(vocabulary) for n in vocabulary.values())
+        and list(vocabulary.values()) == list(range(len(vocabulary)))
     )

@@ -28,6 +28,7 @@ from evenhand.retrieval.dialect import Limits, RequestError, read_request, rende
 
 _GRACE_SECONDS = 30
 _BACKLOG = 512
+_DRAIN_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -94,7 +95,10 @@ class _State:
             asked = read_request(_parse(await self._body(request)), self._limits)
         except RequestError as error:
             self._counts.rejected += 1
-            return self._json({"error": str(error)}, error.status)
+            response = self._json({"error": str(error)}, error.status)
+            if error.status in (408, 413):  # the rest of the body may still be on its way
+                response.headers["connection"] = "close"
+            return response
         results = await self.batcher.search(asked.queries, asked.k)
         if results and all(result.error is not None for result in results):
             self._counts.failed += 1
@@ -130,21 +134,26 @@ class _State:
         return health
 
     async def _body(self, request: Any) -> bytes:
-        limit = self._limits.body_bytes
-        body = bytearray()
+        limit, seconds = self._limits.body_bytes, self._limits.body_seconds
+        body, size = bytearray(), 0
         try:
-            async with asyncio.timeout(self._limits.body_seconds):
+            async with asyncio.timeout(seconds) as deadline:
                 async for piece in request.stream():
-                    body += piece
                     # Not by Content-Length: a chunked body has none, and the header may lie.
-                    if len(body) > limit:
-                        raise RequestError(
-                            413, f"the body has more than {limit} bytes; send fewer queries"
-                        )
+                    if size <= limit < size + len(piece):
+                        # A client that still sends would see a reset in place of the answer: read
+                        # on for a while, keeping nothing.
+                        rest = asyncio.get_running_loop().time() + min(seconds, _DRAIN_SECONDS)
+                        deadline.reschedule(rest)
+                    size += len(piece)
+                    if size <= limit:
+                        body += piece
         except TimeoutError:
-            raise RequestError(
-                408, f"the body did not arrive within {self._limits.body_seconds:g} seconds"
-            ) from None
+            if size <= limit:
+                message = f"the body did not arrive within {seconds:g} seconds"
+                raise RequestError(408, message) from None
+        if size > limit:
+            raise RequestError(413, f"the body has more than {limit} bytes; send fewer queries")
         return bytes(body)
 
     def _json(self, content: object, status: int = 200) -> Any:

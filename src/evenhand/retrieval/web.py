@@ -150,7 +150,9 @@ class SearxngProvider:
     def _document(self, entry: object) -> Document:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("url"), str):
             raise self._wrong_schema("a result without 'url'")
-        title, text = entry.get("title") or "", entry.get("content") or ""
+        title, text = (
+            "" if entry.get(name) is None else entry[name] for name in ("title", "content")
+        )
         if not isinstance(title, str) or not isinstance(text, str):
             raise self._wrong_schema("a result whose title or content is not text")
         return Document(well_formed(entry["url"]), well_formed(title), well_formed(text))

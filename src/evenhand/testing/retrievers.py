@@ -129,6 +129,7 @@ class FaultyServer:
     def __enter__(self) -> FaultyServer:
         self._stop = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._port = self._listener.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
         return self
@@ -141,7 +142,7 @@ class FaultyServer:
     ) -> None:
         self._stop.set()
         # A blocked accept is not woken by closing its socket on every system; a connection is.
-        socket.create_connection(self._listener.getsockname()).close()
+        socket.create_connection(("127.0.0.1", self._port)).close()
         for thread in self._threads:
             thread.join(timeout=5)
         self._listener.close()
@@ -149,7 +150,7 @@ class FaultyServer:
     @property
     def url(self) -> str:
         """Its address, without a path."""
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http://127.0.0.1:{self._port}"
 
     def _accept(self) -> None:
         while not self._stop.is_set():
