@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from evenhand import __version__
-from evenhand.cli import data
+from evenhand.cli import data, search
 from evenhand.cli.audit import audit
 from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
@@ -37,6 +37,7 @@ app.command()(convert)
 app.command()(credit)
 app.command()(estimators)
 app.add_typer(data.app, name="data")
+app.add_typer(search.app, name="search")
 
 
 def _version(wanted: bool) -> None:
