@@ -31,6 +31,7 @@ from evenhand.retrieval import (
     info_of,
     open_retriever,
 )
+from evenhand.retrieval.manifest import check_target
 from evenhand.settings import split_setting
 
 app = typer.Typer(help="Build, query and serve search engines.", no_args_is_help=True)
@@ -103,6 +104,7 @@ def index(
     elif encoder is not None:
         raise ConfigError("--encoder goes with --kind dense")
     _check_names(builder, given)
+    check_target(out, overwrite=overwrite)  # before an hour of work, not after it
     with _progress() as report:
         built = builder(_passages(corpora), *arguments, progress=report, **given)
         built.save(out, overwrite=overwrite)

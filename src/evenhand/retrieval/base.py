@@ -124,11 +124,12 @@ def ranked(documents: Iterable[Document], k: int) -> tuple[Document, ...]:
     for document in documents:
         if document.id != PADDING_ID:
             unique.setdefault(document.id, document)
-    scored = [(-d.score, d.id, d) for d in unique.values() if d.score is not None]
+    # Ids differ, so the comparison of two entries never reaches the documents.
+    scored = [(-d.score, name, d) for name, d in unique.items() if d.score is not None]
     if len(scored) < len(unique):
         return tuple(unique.values())[:k]
-    scored.sort(key=lambda entry: entry[:2])
-    return tuple(entry[2] for entry in scored[:k])
+    scored.sort()
+    return tuple([document for _, _, document in scored[:k]])
 
 
 def answer(
