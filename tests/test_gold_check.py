@@ -18,7 +18,7 @@ from evenhand.datasets import read_corpus
 from evenhand.environment import Episode, GoldCase, Limits, check_environment, run_episode
 from evenhand.protocol import Document, first_action
 from evenhand.retrieval import Bm25Retriever
-from evenhand.rewards import REWARDS, get_reward
+from evenhand.rewards import REWARDS, found_useful_document, get_reward
 from evenhand.testing.policies import gold_policy
 from evenhand.testing.tokenizers import CharacterTokenizer
 from evenhand.trajectory import Trajectory
@@ -118,8 +118,12 @@ def gold_trajectories(name: str) -> tuple[Trajectory, ...]:
 @pytest.mark.parametrize("name", SETS)
 def test_the_gold_answer_scores_one_under_every_named_reward(name: str, reward: str) -> None:
     scores = [get_reward(reward)(trajectory) for trajectory in gold_trajectories(name)]
-    assert len(scores) == 200
-    assert scores == pytest.approx([1.0] * 200)
+    expected = [1.0] * 200
+    if reward == "starter":  # BM25 does not find the page of every title: that term is then 0
+        useful = [found_useful_document(trajectory) for trajectory in gold_trajectories(name)]
+        assert sum(useful) >= 190
+        expected = [0.9 + 0.1 * found for found in useful]
+    assert scores == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("reward", ["exact_match", "contains", "f1_format", "f1_plus"])
