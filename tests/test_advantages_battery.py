@@ -22,6 +22,7 @@ from evenhand.advantages import (
     stratified,
     stratified_shrunk,
 )
+from evenhand.errors import DataError
 from evenhand.testing import estimators as battery
 from evenhand.testing import reference
 
@@ -272,3 +273,22 @@ def test_the_shipped_contract_refuses_an_estimator_that_mixes_groups() -> None:
 
     with pytest.raises(AssertionError, match="unscored"):
         battery.check_estimator(Estimator(mixes, "r - mean", "a test"))
+
+
+def test_rebalancing_is_finite_for_extreme_advantages_and_refuses_what_is_beyond() -> None:
+    tokens, block = [2**50, 2**50, 1], [0, 0, 0]
+    for extreme in (1e9, 1e-300, 5e-324):
+        result = rebalance([extreme, -1e9, -extreme], tokens, block, balance=1e6)
+        assert np.isfinite(result).all()
+    with pytest.raises(DataError, match=r"advantage must lie in \[-1e\+09"):
+        rebalance([1e308, -1e308], [1000, 1000], [0, 0])
+
+
+def test_a_segment_without_tokens_gets_nothing_from_rebalancing() -> None:
+    result = rebalance([1.0, 2.0, -1.0, -2.0], [10, 0, 10, 0], [0, 0, 0, 0])
+    assert result.tolist() == [1.0, 0.0, -1.0, 0.0]
+
+
+def test_a_masked_reward_is_an_unscored_one() -> None:
+    masked = np.ma.array([1.0, 9.0, 0.0], mask=[False, True, False])
+    np.testing.assert_allclose(grpo(masked, [0, 0, 0]), grpo([1.0, np.nan, 0.0], [0, 0, 0]))

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,43 @@ def test_the_audit_shows_every_estimator_and_what_it_cannot_know(
         assert len(re.findall(rf"^{name} ", out, re.MULTILINE)) == 2
     for part in ("24 in 4 groups of 6", "What stands out", "What these files cannot tell"):
         assert part in out
+
+
+def test_what_a_file_says_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "x[red].jsonl"
+    rows = [rollout(f"r{n}", reward=float(n % 2)) for n in range(4)]
+    rows = [replace(t, metadata={"n_tokens_unit": "[/tokens] :cat:"}) for t in rows]
+    write_trajectories(path, rows)
+    out = tmp_path / "out[red].jsonl"
+    assert run("credit", path, "-e", "grpo", "-o", out) == 0
+    assert run("audit", path) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("[/tokens] :cat:") >= 3
+    assert f"wrote {out}" in captured.err
+
+
+def test_a_pipe_of_another_encoding_gets_what_it_can_hold() -> None:
+    done = process("audit", CASE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "What stands out" in done.stdout
+
+
+def test_groups_of_one_say_so_once_in_the_audit(tmp_path: Path) -> None:
+    path = tmp_path / "alone.jsonl"
+    write_trajectories(path, [rollout(f"r{n}", f"g{n}", n % 2) for n in range(6)])
+    done = process("audit", path)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.count("Every group has a single member") == 1
+
+
+def test_rewards_missing_everywhere_are_unknown_on_the_page(tmp_path: Path) -> None:
+    path, page = tmp_path / "none.jsonl", tmp_path / "page.html"
+    write_trajectories(path, [rollout(f"r{n}", reward=None, results=[["a"]]) for n in range(3)])
+    assert run("audit", path, "--html", page) == 0
+    text = re.sub(r"<style>.*?</style>", "", page.read_text(), flags=re.DOTALL)
+    assert "nan" not in re.split(r"[^a-z]+", text.lower())
+    assert "<b>unknown</b>" in text
 
 
 def test_the_figures_come_as_json(rollouts: Path, capsys: pytest.CaptureFixture) -> None:

@@ -102,7 +102,8 @@ def make_groups(n_groups: int, size: int = 4, steps: int = 1) -> list[Trajectory
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_a_stream_gives_what_everything_at_once_gives(name: str) -> None:
-    trajectories = make_groups(BATCH_SIZE // 4 + 50, steps=3)
+    # Groups of five never end where a batch is full.
+    trajectories = make_groups(BATCH_SIZE // 5 + 50, size=5, steps=3)
     rule = CreditRule(name)
     parts = list(credit_stream(iter(trajectories), rule))
     assert len(parts) == (3 if rule.whole_batch else 2)
@@ -218,6 +219,9 @@ def test_groups_of_one_warn_once() -> None:
         ({"eps": "-1"}, "eps must be a number in"),
         ({"step_score": "sum"}, "step_score must be one of fraction, count_max, count_mean"),
         ({"threshold": "none"}, "threshold must be a number"),
+        ({"only_when_negative_dominates": "none"}, "must be true or false"),
+        ({"stratum": "none"}, "unknown stratum 'none'"),
+        ({"stratum": "searches_capped:²"}, "needs a whole number from 1"),
         ({"max_think_similarity": "2"}, "max_think_similarity must be a number in"),
         ({"stratum": "serches"}, "unknown stratum 'serches'; did you mean 'searches'"),
         ({"stratum": "searches_capped:0"}, "needs a whole number from 1"),
@@ -273,3 +277,20 @@ def test_a_notice_after_a_search_leaves_it_unexecuted() -> None:
     one = rollout("r", results=[["a"]])
     failed = replace(one.segments[1], kind=Kind.NOTICE, documents=None, error="timeout")
     assert get_stratum("searches")(replace(one, segments=(one.segments[0], failed))) == 0
+
+
+def test_a_group_of_two_steps_is_refused_in_python_too() -> None:
+    with pytest.raises(DataError, match="step 1 and of step 2"):
+        credit([rollout("a", step=1), rollout("b", step=2)], "grpo")
+
+
+def test_evidence_has_the_borders_of_the_rules() -> None:
+    at_threshold = [rollout("b", reward=0.7, results=[["a"]]), rollout("w", results=[["a"]])]
+    assert silver_documents(at_threshold) == {"a": 1}
+    half_alike = rollout("w", reward=0.0)
+    segments = [search(think="one two"), information("a"), search(think="one six"),
+                information("b")]  # fmt: skip
+    half_alike = replace(half_alike, segments=(*segments, *half_alike.segments))
+    assert step_scores(half_alike, {"a": 1, "b": 1}) == [1.0, 1.0]
+    assert step_scores(half_alike, {"a": 1, "b": 1}, EvidenceSettings(
+        max_think_similarity=0.49)) == [1.0, 0.0]  # fmt: skip

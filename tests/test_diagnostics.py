@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from builders import rollout
 from evenhand.advantages import cross_stratum
 from evenhand.credit import BridgeSettings, CreditRule, gather
-from evenhand.diagnostics.audit import AuditCollector
+from evenhand.diagnostics.audit import AuditCollector, estimator_rows
 from evenhand.diagnostics.credit import (
     GroupCounts,
     advantage_by_stratum,
@@ -21,7 +23,7 @@ from evenhand.diagnostics.credit import (
     negative_to_positive,
 )
 from evenhand.diagnostics.findings import Level
-from evenhand.diagnostics.intervals import mean, proportion, ratio
+from evenhand.diagnostics.intervals import mean, proportion, ratio, share, t95
 from evenhand.diagnostics.strata import between_strata, strata_shape, stratum_rows
 from evenhand.trajectory import Kind
 
@@ -47,6 +49,7 @@ def evidence_rate(files: int, difference: float) -> float:
 
 
 def test_independent_strata_seldom_look_like_structure_and_real_ones_mostly_do() -> None:
+    # Above the 97.5 % quantile lie 2.5 % of the files.
     assert evidence_rate(60, 0.0) <= 0.07
     assert evidence_rate(20, 0.4) >= 0.95
 
@@ -78,7 +81,8 @@ def test_the_expectation_is_the_mean_of_the_permutations() -> None:
         shares.append(between_strata(rewards[order], group, stratum, draws=2).share)
     found = between_strata(rewards, group, stratum)
     assert np.mean(shares) == pytest.approx(found.expected, abs=0.002)
-    assert np.quantile(shares, 0.975) == pytest.approx(found.high, abs=0.006)
+    assert np.quantile(shares, 0.975) == pytest.approx(found.high, abs=0.004)
+    assert np.quantile(shares, 0.025) == pytest.approx(found.low, abs=0.004)
 
 
 def test_the_chance_level_is_a_function_of_its_arguments() -> None:
@@ -121,22 +125,55 @@ def test_wilson_intervals_have_their_published_values() -> None:
     assert math.isnan(proportion(0, 0).value)
 
 
-def test_clustered_means_cover_their_target() -> None:
-    generator = np.random.default_rng(0)
-    from evenhand.arrays import dense
-
-    group = dense(np.repeat(np.arange(60), 5))
-    hits = 0
+@pytest.mark.parametrize("groups", [3, 6, 12, 60])
+def test_intervals_cover_their_target_when_rollouts_of_a_question_are_alike(groups: int) -> None:
+    generator = np.random.default_rng(groups)
+    cluster = np.repeat(np.arange(groups), 8)
+    hits = {"mean": 0, "share": 0, "ratio": 0}
     for _ in range(400):
-        values = generator.normal(size=60)[group.ids] + generator.normal(size=300)
-        found = mean(values, group)
-        hits += found.low <= 0 <= found.high
-    assert 0.92 <= hits / 400 <= 0.98
+        difficulty = generator.beta(0.5, 0.5, size=groups)
+        flags = generator.random(8 * groups) < difficulty[cluster]
+        found = mean(generator.normal(size=groups)[cluster] + generator.normal(size=8 * groups),
+                     cluster)  # fmt: skip
+        hits["mean"] += found.low <= 0 <= found.high
+        part = share(flags, cluster)
+        hits["share"] += part.low <= 0.5 <= part.high
+        over, under = generator.gamma(4.0, size=groups), generator.gamma(4.0, 0.5, size=groups)
+        quotient = ratio(over, under)
+        hits["ratio"] += quotient.low <= 2 <= quotient.high
+    for name, count in hits.items():
+        assert 0.9 <= count / 400 <= 0.99, f"{name} covers {count / 400}"
 
 
-def test_ratios_have_positive_intervals_and_known_edges() -> None:
+def test_independent_rollouts_lose_little_to_the_clusters() -> None:
+    generator = np.random.default_rng(0)
+    flags, cluster = generator.random(2000) < 0.3, np.repeat(np.arange(250), 8)
+    plain, careful = proportion(int(flags.sum()), 2000), share(flags, cluster)
+    assert careful.value == plain.value
+    assert (careful.high - careful.low) == pytest.approx(plain.high - plain.low, rel=0.15)
+
+
+def test_no_interval_of_width_zero_is_ever_claimed() -> None:
+    groups = np.repeat(np.arange(4), 2)
+    assert math.isnan(mean(np.ones(8), groups).low)
+    assert math.isnan(mean(np.array([1.0, 2.0]), np.zeros(2, dtype=int)).low)
+    assert math.isnan(ratio(np.array([2.0, 4.0]), np.array([1.0, 2.0])).low)
+    all_alike = share(np.ones(8, dtype=bool), groups)
+    assert all_alike.value == 1.0
+    assert all_alike.low < 0.6
+    assert math.isnan(share(np.ones(2, dtype=bool), np.zeros(2, dtype=int)).low)
+    assert share(np.zeros(0, dtype=bool), np.zeros(0, dtype=int)).n == 0
+
+
+def test_the_t_quantiles_have_their_tabled_values() -> None:
+    for freedom, value in ((1, 12.706), (4, 2.776), (5, 2.571), (9, 2.262), (30, 2.042)):
+        assert t95(freedom) == pytest.approx(value, abs=2e-3)
+    assert t95(0) == math.inf
+
+
+def test_ratios_have_known_edges() -> None:
     found = ratio(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
-    assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
+    assert found.value == pytest.approx(2)
     assert ratio(np.ones(2), np.zeros(2)).value == math.inf
     assert math.isnan(ratio(np.zeros(2), np.zeros(2)).value)
     assert ratio(np.zeros(2), np.ones(2)).value == 0
@@ -158,8 +195,9 @@ GRPO = BATCH.advantage(CreditRule("grpo"))
 
 def test_groups_are_counted_by_what_they_can_teach() -> None:
     counts = group_counts(BATCH)
-    assert counts == GroupCounts(effective=1, too_easy=1, too_hard=1, lone=1, unscored=1)
+    assert counts == GroupCounts(effective=1, too_easy=1, too_hard=1, lone=1, unscored=1, single=2)
     assert counts.total == 5
+    assert not counts.has_wrong_ids
     assert group_counts(BATCH, threshold=0.95).too_hard == 2
 
 
@@ -185,23 +223,41 @@ def test_correct_searches_that_are_punished_are_counted() -> None:
     np.testing.assert_allclose(softened[wrong] / GRPO[wrong], [0.5, 1.0])
 
 
-def test_strata_are_described() -> None:
+def test_strata_are_described_over_the_scored_rollouts() -> None:
     rows = stratum_rows(BATCH)
-    assert [(row.label, row.share.value * 8, row.reward.n) for row in rows] == [
-        (0, 5, 4), (1, 2, 2), (2, 1, 1),
+    assert [(row.label, row.share.value * 7, row.reward.n) for row in rows] == [
+        (0, pytest.approx(4), 4), (1, pytest.approx(2), 2), (2, pytest.approx(1), 1),
     ]  # fmt: skip
     shape = strata_shape(BATCH)
     assert shape.strata == 6
-    assert (shape.lone.value * shape.lone.n, shape.lone.n) == (5, 7)
+    assert (shape.lone.value * shape.lone.n, shape.lone.n) == (pytest.approx(5), 7)
     assert (shape.flat.value, shape.flat.n) == (1.0, 1)
 
 
 def test_credit_by_stratum_is_a_token_mean() -> None:
     found = advantage_by_stratum(BATCH, GRPO)
-    assert found["0"] == 0
-    assert found["2"] == pytest.approx(-1 / math.sqrt(2), rel=1e-5)
-    assert found["1"] == pytest.approx(18 / 36 / math.sqrt(2), rel=1e-5)
-    assert live_token_share(BATCH, GRPO).value == pytest.approx(46 / 104)
+    assert found == pytest.approx([0, 18 / 36 / math.sqrt(2), -1 / math.sqrt(2)], rel=1e-5)
+    assert live_token_share(BATCH, GRPO).value == pytest.approx(46 / 96)
+
+
+def test_the_rows_of_estimators_have_their_figures() -> None:
+    cut = rollout("cut", "q1", 0.0, results=[["a"]])
+    cut = replace(cut, segments=(*cut.segments[:2], replace(
+        cut.segments[2], kind=Kind.TRUNCATED, n_tokens=100)))  # fmt: skip
+    batch = gather([*ROWS, cut], BridgeSettings())
+    rows, failures = estimator_rows(batch, BridgeSettings())
+    assert failures == []
+    grpo, calibadv = (next(row for row in rows if row.name == n) for n in ("grpo", "calibadv"))
+    # grpo: +2/sqrt(3) for one of three, -1/sqrt(3) for two; searches of 10, answers of 8 tokens.
+    assert grpo.search_ratio.value == pytest.approx((10 + 10 + 10) / (2 * 10))
+    assert grpo.answer_ratio.value == pytest.approx(8 / (2 * 8))
+    assert grpo.other_ratio.value == math.inf
+    assert grpo.total_ratio.value == pytest.approx((30 + 8 + 100) / (2 * 18))
+    assert (grpo.mis_penalised.value, grpo.mis_penalised.n) == (pytest.approx(2 / 3), 3)
+    assert grpo.penalty_kept == 1
+    # Step scores of the punished searches: 0.5 (one of two documents) and 1.0.
+    assert calibadv.penalty_kept == pytest.approx(10 * 0.5 / 20)
+    assert calibadv.mis_penalised.value == pytest.approx(1 / 3)
 
 
 def collect(rows: list) -> AuditCollector:
@@ -218,13 +274,10 @@ def test_the_audit_keeps_the_rollouts_whose_correct_searches_suffer_most() -> No
 
 
 def test_what_a_file_cannot_tell_is_said() -> None:
-    audit = collect(ROWS).finish()
-    said = " ".join(audit.unknown)
-    assert "1 rollouts have no reward" in said
-    assert "4 of 5 groups have no silver documents" in said
+    said = " ".join(collect(ROWS).finish().unknown)
+    assert "Rollouts without a reward: 1." in said
+    assert "Groups without silver documents: 4 of 5" in said
     assert "no training step" in said
-    from dataclasses import replace
-
     unknown = [replace(t, golden_answers=None, metadata={"n_tokens_unit": "characters"})
                for t in ROWS]  # fmt: skip
     said = " ".join(collect(unknown).finish().unknown)
@@ -232,16 +285,77 @@ def test_what_a_file_cannot_tell_is_said() -> None:
     assert "counted in characters" in said
 
 
-def test_structure_and_groups_of_one_stand_out() -> None:
+def test_unscored_rollouts_are_left_out_of_what_the_policy_did() -> None:
+    lost = [rollout(f"lost{n}", "q1", None, format_ok=False) for n in range(6)]
+    audit, without = collect([*ROWS, *lost]).finish(), collect(ROWS[:-1]).finish()
+    assert audit.unscored == 7
+    for name in ("reward", "success", "format_ok", "searches", "correct", "strata", "shape"):
+        assert getattr(audit, name) == getattr(without, name), name
+    assert [row.live for row in audit.estimators] == [row.live for row in without.estimators]
+
+
+def sentences(rows: list) -> dict[Level, str]:
+    found = collect(rows).finish().findings
+    return {level: " ".join(f.text for f in found if f.level is level) for level in Level}
+
+
+def many(n: int, **options: Any) -> list:
+    """`n` questions with four rollouts each, half of them right; options of the wrong ones."""
+    return [
+        rollout(f"q{q}r{r}", f"q{q}", float(r % 2), results=[["a"]], **({} if r % 2 else options))
+        for q in range(n)
+        for r in range(4)
+    ]
+
+
+def test_structure_stands_out() -> None:
     structured = [
         rollout(f"q{q}r{r}", f"q{q}", float(r % 2), results=[["a"]] * (1 + r % 2))
         for q in range(30)
         for r in range(8)
     ]
-    found = collect(structured).finish().findings
-    assert any(f.level is Level.WARNING and "lies between strata" in f.text for f in found)
+    assert "lies between strata" in sentences(structured)[Level.WARNING]
+    said = sentences(many(10))
+    assert "nothing can be said about structure" in said[Level.NOTE]
+    mixed = [replace(t, segments=t.segments * (1 + n % 3 % 2)) for n, t in enumerate(many(40))]
+    assert "no evidence of structure" in sentences(mixed)[Level.NOTE]
+
+
+def test_rollouts_that_are_each_a_stratum_of_their_own_are_no_evidence() -> None:
+    generator = np.random.default_rng(0)
+    group = np.repeat(np.arange(50), 4)
+    found = between_strata(generator.random(200), group, np.tile(np.arange(4), 50))
+    assert (found.share, found.low, found.groups) == (pytest.approx(1), pytest.approx(1), 0)
+    assert not found.has_evidence
+
+
+def test_groups_of_one_stand_out_and_are_told_from_groups_with_one_score() -> None:
     alone = [rollout(f"r{n}", f"g{n}", float(n % 2)) for n in range(5)]
     with pytest.warns(UserWarning, match="single member"):
-        found = collect(alone).finish().findings
-    assert found[0].level is Level.WARNING
-    assert "Every group has a single scored member" in found[0].text
+        assert "must share their group id" in sentences(alone)[Level.WARNING]
+    failed = [rollout(f"g{g}r{r}", f"g{g}", 1.0 if r == 0 else None)
+              for g in range(3) for r in range(5)]  # fmt: skip
+    said = sentences(failed)
+    assert "must share" not in said[Level.WARNING]
+    assert "fewer than two scored rollouts: 3" in said[Level.WARNING]
+
+
+def test_a_broken_format_and_a_lack_of_searches_stand_out() -> None:
+    assert "obey the protocol" not in sentences(many(10))[Level.WARNING]
+    assert "Only 50.0 %" in sentences(many(10, format_ok=False))[Level.WARNING]
+    silent = [rollout(f"q{q}r{r}", f"q{q}", float(r % 2)) for q in range(5) for r in range(4)]
+    assert "No search was executed" in sentences(silent)[Level.WARNING]
+    assert "No search was executed" not in sentences(many(5))[Level.WARNING]
+
+
+def test_punished_searches_and_long_wrong_answers_stand_out() -> None:
+    said = sentences(many(10))[Level.WARNING]
+    assert "grpo punishes 50.0 %" in said
+    assert "calibadv keeps 0 % of that penalty" in said
+    assert "more tokens than right ones" not in said
+    long = [
+        replace(t, segments=(*t.segments[:-1], replace(t.segments[-1], n_tokens=20 + n % 7)))
+        if t.reward == 0 else t
+        for n, t in enumerate(many(10))
+    ]  # fmt: skip
+    assert "more tokens than right ones" in sentences(long)[Level.WARNING]

@@ -20,6 +20,13 @@ from evenhand.advantages import Estimator
 def shares(inputs, *, scale=1.0):
     return scale * inputs.spread(np.nan_to_num(np.asarray(inputs.rewards, dtype=float)))
 
+def fails(inputs):
+    raise KeyError("x")
+
+short = Estimator(lambda inputs: np.zeros(1), "too short", "a test")
+nans = Estimator(lambda inputs: inputs.spread(np.full(len(inputs.rewards), np.nan)), "nan", "t")
+texts = Estimator(lambda inputs: ["a"] * len(inputs.owner), "texts", "a test")
+raises = Estimator(fails, "raises", "a test")
 mine = Estimator(shares, "scale * r", "a test")
 other = shares
 """
@@ -75,6 +82,24 @@ def test_an_own_estimator_is_named_by_module_and_object(
     assert found.defaults == {"scale": 1.0}
     with pytest.raises(ConfigError, match="is a function, expected an Estimator"):
         get_estimator("their_estimators:other")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("short", "must return one number a segment, shape (2,), got float64 of shape (1,)"),
+        ("nans", "returned 2 values that are not finite"),
+        ("texts", "must return one number a segment"),
+        ("raises", "failed with KeyError"),
+    ],
+)
+def test_a_faulty_estimator_of_ones_own_is_one_line(package: Path, name: str, message: str) -> None:
+    sample = Path(__file__).parents[1] / "examples" / "rollouts.jsonl.gz"
+    done = run(package, "credit", str(sample), "-e", f"their_estimators:{name}", "-o", "out")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (package / "out").exists()
 
 
 def test_a_missing_need_is_named_with_what_to_do() -> None:

@@ -162,7 +162,10 @@ DAMAGES: list[tuple[str, Damage, str]] = [
      r"segments\[1\].documents\[0\]: field id is missing"),
     ("orphan", lambda d: d["segments"].insert(0, d["segments"][1]), "must follow a search"),
     ("token ids", _put("segments", 0, "token_ids", value=[1]), "n_tokens is 10"),
-    ("token text", _put("segments", 0, "token_ids", value=["x"]), "a list of numbers"),
+    ("token text", _put("segments", 0, "token_ids", value=["x"]), "a list of whole numbers"),
+    ("token fractions", _put("segments", 0, "token_ids", value=[1.5] * 10), "whole numbers"),
+    ("token text ids", _put("segments", 0, "token_ids", value=["1"] * 10), "whole numbers"),
+    ("logprob", _put("segments", 0, "logprobs", value=[float("-inf")] * 10), "not finite"),
     ("scores", _put("scores", value={"em": "x"}), "field scores, field em"),
 ]  # fmt: skip
 
@@ -189,7 +192,8 @@ def test_damage_is_reported_with_file_line_and_field(
         (b"\xff\xfe{}", "line 1: not UTF-8"),
         (b"", "holds no trajectory"),
         (b"\n \n", "holds no trajectory"),
-        (b"[" * 100_000, "line 1: not JSON"),
+        (b"[" * 100_000, "line 1: not JSON: nested too deeply"),
+        (b'{"x": ' + b"1" * 5000 + b"}", "line 1: not JSON: a number is too long"),
         (gzip.compress(b"{}" * 5000)[:-20], "cut or damaged"),
     ],
 )
@@ -244,3 +248,10 @@ def test_a_bare_gold_is_one_answer_and_an_array_is_a_list() -> None:
     assert golden_answers(np.array(["Paris", "Lutetia"])) == ("Paris", "Lutetia")
     with pytest.raises(DataError, match="empty"):
         golden_answers([])
+
+
+def test_nan_in_free_fields_is_written_as_null() -> None:
+    data = trajectory_to_dict(rollout("r"))
+    data |= {"temperature": float("inf"), "metadata": {"kl": [float("nan"), 1.0]}}
+    again = parse_line(to_line(trajectory_from_dict(data)), "here")
+    assert again.metadata == {"temperature": None, "kl": [None, 1.0]}

@@ -57,6 +57,8 @@ def count_vector(values: ArrayLike, name: str) -> FloatArray:
 
 
 def _numbers(values: ArrayLike, name: str) -> FloatArray:
+    if isinstance(values, np.ma.MaskedArray):  # a masked entry is a missing one
+        values = np.ma.filled(values.astype(np.float64), np.nan)
     try:
         array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:

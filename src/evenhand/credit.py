@@ -66,11 +66,11 @@ class CreditRule:
     bridge: BridgeSettings = field(default_factory=BridgeSettings)
 
     def __post_init__(self) -> None:
-        """Run the estimator on nothing, so that a bad setting fails before any data is read."""
+        """Run the estimator on two rollouts, so that a bad setting fails before data is read."""
         get_stratum(self.bridge.stratum)
-        nothing = np.zeros(0)
-        index = np.zeros(0, dtype=np.int64)
-        inputs = CreditInputs(nothing, index, index, nothing > 0, index, index, nothing)
+        two = np.arange(2)
+        zeros = np.zeros(2, dtype=np.int64)
+        inputs = CreditInputs(two, zeros, two, two >= 0, zeros + 1, zeros, np.zeros(2))
         self.function(inputs, **self.settings)
 
     @property
@@ -105,7 +105,11 @@ class CreditRule:
             if key not in defaults:
                 raise ConfigError(unknown_setting(key, defaults))
             is_text = isinstance(value, str)
-            read[key] = parse_setting(key, value, defaults[key]) if is_text else value
+            nullable = key == "max_think_similarity"
+            parsed = (
+                parse_setting(key, value, defaults[key], nullable=nullable) if is_text else value
+            )
+            read[key] = parsed
         evidence = EvidenceSettings(**{k: v for k, v in read.items() if k in _EVIDENCE_KEYS})
         stratum = read.get("stratum", bridge.stratum)
         return cls(
@@ -320,8 +324,11 @@ def credit(trajectories: Sequence[Trajectory], estimator: str, **settings: Any) 
 
     Raises:
         ConfigError: unknown estimator or setting, bad value.
+        DataError: a group has rollouts of two steps.
     """
     rule = CreditRule.from_settings(estimator, settings)
+    for _ in whole_groups(trajectories, in_memory=True):
+        pass
     batch = gather(trajectories, rule.bridge)
     return list(Credited(list(trajectories), batch, batch.advantage(rule)).written())
 

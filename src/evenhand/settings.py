@@ -45,19 +45,25 @@ def split_setting(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def parse_setting(name: str, text: str, default: Any) -> Any:
-    """Read the text of a setting as the type of its default; `none` stands for `None`.
+def parse_setting(name: str, text: str, default: Any, *, nullable: bool = False) -> Any:
+    """Read the text of a setting as the type of its default.
+
+    Args:
+        name: of the setting, for messages.
+        text: what the user wrote.
+        default: its default value.
+        nullable: whether `none` stands for `None`.
 
     Raises:
         ConfigError: the text is not of that type.
     """
-    if text.lower() == "none":
+    if nullable and text.strip().lower() == "none":
         return None
     if isinstance(default, bool):
         choices = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
-        if text.lower() not in choices:
+        if text.strip().lower() not in choices:
             raise ConfigError(f"{name} must be true or false, got {text!r}")
-        return choices[text.lower()]
+        return choices[text.strip().lower()]
     if isinstance(default, int | float):
         kind = int if isinstance(default, int) else float
         try:

@@ -41,7 +41,7 @@ def get_stratum(name: str) -> StratumFunction:
         return STRATA[name]
     head, _, cap = name.partition(":")
     if head == _CAPPED:
-        if not cap.isdigit() or int(cap) < 1:
+        if not (cap.isascii() and cap.isdigit()) or int(cap) < 1:
             raise ConfigError(f"stratum {name!r} needs a whole number from 1: {_CAPPED}:4")
         limit = int(cap)
         return lambda trajectory: min(searches(trajectory), limit)

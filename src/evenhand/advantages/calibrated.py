@@ -22,6 +22,10 @@ from evenhand.settings import check_choice, check_number
 
 RESCALE = ("positive", "negative")
 
+MAX_ADVANTAGE = 1e9
+"""Largest magnitude of an advantage: beyond anything that rewards of at most 1e6 give, and small
+enough that sums over tokens stay finite."""
+
 
 def soften_negative(advantage: ArrayLike, step_score: ArrayLike) -> FloatArray:
     r"""Spare correct searches of failed rollouts their penalty.
@@ -39,11 +43,12 @@ def soften_negative(advantage: ArrayLike, step_score: ArrayLike) -> FloatArray:
         `[S]` softened advantages.
 
     Raises:
-        DataError: arrays that are not parallel or finite, or a score outside [0, 1].
+        DataError: arrays that are not parallel or finite, an advantage above 1e9 in magnitude, or a
+            score outside [0, 1].
 
     Source: arXiv 2604.18235, soft penalty.
     """
-    values = float_vector(advantage, "advantage")
+    values = float_vector(advantage, "advantage", low=-MAX_ADVANTAGE, high=MAX_ADVANTAGE)
     scores = float_vector(step_score, "step_score", low=0.0, high=1.0)
     same_length(advantage=values, step_score=scores)
     # Adding 0 turns the -0 of a fully spared search into 0.
@@ -82,13 +87,14 @@ def rebalance(
         `[S]` rebalanced advantages.
 
     Raises:
-        DataError: arrays that are not parallel or finite, or lengths that are not whole numbers.
+        DataError: arrays that are not parallel or finite, an advantage above 1e9 in magnitude, or
+            lengths that are not whole numbers.
         ConfigError: a setting out of range.
 
     Source: arXiv 2604.18235, advantage rebalancing; `rescale` and `only_when_negative_dominates`
     follow the behaviour of the paper's released code.
     """
-    values = float_vector(advantage, "advantage")
+    values = float_vector(advantage, "advantage", low=-MAX_ADVANTAGE, high=MAX_ADVANTAGE)
     lengths = count_vector(n_tokens, "n_tokens")
     blocks = dense(block, "block")
     same_length(advantage=values, n_tokens=lengths, block=blocks.ids)

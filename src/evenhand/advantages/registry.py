@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from evenhand.advantages import outcome, stratified
 from evenhand.advantages.calibrated import rebalance, soften_negative
 from evenhand.arrays import FloatArray, count_vector, float_vector, same_length
-from evenhand.errors import ConfigError, DataError
+from evenhand.errors import ConfigError, DataError, EvenhandError
 from evenhand.plugins import did_you_mean, is_object_spec, load_object
 
 ENTRY_POINT_GROUP = "evenhand.estimators"
@@ -106,7 +106,8 @@ class Estimator:
         """Return `[S]` advantages, after checking needs and the names of settings.
 
         Raises:
-            ConfigError: an unknown setting, or a need that `inputs` does not have.
+            ConfigError: an unknown setting, a need that `inputs` does not have, or a function that
+                raises or returns something other than `[S]` finite numbers.
         """
         for name in settings:
             if name not in self.defaults:
@@ -114,7 +115,27 @@ class Estimator:
         for need in NEEDS:
             if need in self.needs and getattr(inputs, need) is None:
                 raise ConfigError(_MISSING[need])
-        return self.function(inputs, **settings)
+        try:
+            result = np.asarray(self.function(inputs, **settings))
+        except EvenhandError:
+            raise
+        except Exception as error:  # whatever a third party's function raises
+            raise ConfigError(
+                f"the estimator '{self.formula}' failed with {type(error).__name__}: {error}"
+            ) from error
+        expected = np.asarray(inputs.owner).shape
+        if result.shape != expected or result.dtype.kind not in "iuf":
+            raise ConfigError(
+                f"the estimator '{self.formula}' must return one number a segment, shape "
+                f"{expected}, got {result.dtype} of shape {result.shape}"
+            )
+        result = result.astype(np.float64, copy=False)
+        if not np.isfinite(result).all():
+            raise ConfigError(
+                f"the estimator '{self.formula}' returned {int((~np.isfinite(result)).sum())} "
+                "values that are not finite"
+            )
+        return result
 
 
 _MISSING = {
@@ -210,7 +231,7 @@ def calibrate(
     assert inputs.step_score is not None
     assert inputs.n_tokens is not None
     answer = np.asarray(inputs.is_answer, dtype=bool)
-    result = soften_negative(advantage, np.where(answer, 0.0, np.asarray(inputs.step_score)))
+    result = soften_negative(advantage, inputs.step_score)
     at = np.flatnonzero(answer)
     result[at] = rebalance(
         advantage[at],

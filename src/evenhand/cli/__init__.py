@@ -5,6 +5,7 @@ Exit codes: 0 fine, 2 wrong use or bad input (one line: what, got, remedy), 130 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -57,12 +58,19 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a pipe may have an encoding without our signs
+            stream.reconfigure(errors="replace")
     try:
         result = app(args=arguments, standalone_mode=False)
     except EvenhandError as error:
         return _fail(str(error))
     except USAGE_ERROR as error:
-        return _fail(f"{error.format_message()} See: evenhand --help")  # type: ignore[attr-defined]
+        message = error.format_message()  # type: ignore[attr-defined]
+        if not message.strip():  # nothing was asked for: the help is the answer
+            error.show()  # type: ignore[attr-defined]
+            return WRONG_USE
+        return _fail(f"{message} See: evenhand --help")
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("evenhand: interrupted", err=True)
         return INTERRUPTED

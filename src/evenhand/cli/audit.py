@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from evenhand.cli.common import (
     InMemory,
@@ -26,11 +28,15 @@ from evenhand.cli.common import (
 from evenhand.convert import open_trajectories
 from evenhand.credit import CreditRule, whole_groups
 from evenhand.diagnostics.audit import REFERENCE, Audit, AuditCollector
-from evenhand.diagnostics.findings import Level, number, percent
+from evenhand.diagnostics.findings import Level, number, percent, plain
 from evenhand.diagnostics.intervals import Estimate
+from evenhand.errors import SingleMemberGroupsWarning
 from evenhand.files import check_output
 
-_MARK = {Level.WARNING: "[yellow]![/yellow]", Level.NOTE: "·", Level.GOOD: "[green]✓[/green]"}
+WIDE = 110
+"""Columns from which on every interval is shown; below it, most are left to the page."""
+
+_MARK = {Level.WARNING: ("!", "yellow"), Level.NOTE: ("-", "")}
 
 
 def audit(
@@ -54,9 +60,13 @@ def audit(
         check_output(html)
     collector = AuditCollector(bridge)
     stream = open_trajectories(files, source=source, tokenizer=tokenizer)
-    for part in whole_groups(with_progress(stream, "rollouts"), in_memory=in_memory):
-        collector.add(part)
-    result = collector.finish()
+    with warnings.catch_warnings():
+        # A finding says it, once.
+        warnings.simplefilter("ignore", SingleMemberGroupsWarning)
+        for part in whole_groups(with_progress(stream, "rollouts"), in_memory=in_memory):
+            collector.add(part)
+        with console(err=True).status("computing the figures"):
+            result = collector.finish()
     if as_json:
         typer.echo(json.dumps(_figures(result), indent=1))
     else:
@@ -73,11 +83,11 @@ def show(result: Audit, out: Console) -> None:
     _overview(result, out)
     _strata(result, out)
     _estimators(result, out)
-    out.print("\n[bold]What stands out[/bold]")
+    out.print("\nWhat stands out", style="bold")
     for finding in result.findings:
-        out.print(f" {_MARK[finding.level]} {finding.text}")
+        out.print(Text.assemble(" ", _MARK[finding.level], f" {finding.text}"))
     if result.unknown:
-        out.print("\n[bold]What these files cannot tell[/bold]")
+        out.print("\nWhat these files cannot tell", style="bold")
         for note in result.unknown:
             out.print(f" ? {note}")
 
@@ -101,10 +111,7 @@ def _overview(result: Audit, out: Console) -> None:
         ("success", f"{percent(result.success)} reach {result.threshold:g}"),
         ("format obeyed", percent(result.format_ok)),
         ("searches", f"{number(result.searches)} a rollout, n {result.searches.n:,}"),
-        (
-            "correct searches",
-            f"{percent(result.correct)} judged searches found new silver documents",
-        ),
+        ("correct searches", _correct(result)),
         ("silver documents", _silver(result)),
         (unit, f"policy {result.policy_tokens:,}, environment {result.environment_tokens:,}"),
         ("ended by", stops),
@@ -116,6 +123,12 @@ def _overview(result: Audit, out: Console) -> None:
     for row in rows:
         table.add_row(*row)
     out.print(table)
+
+
+def _correct(result: Audit) -> str:
+    if result.correct.n == 0:
+        return "unknown: no search could be judged"
+    return f"{percent(result.correct)} judged ones found new silver documents"
 
 
 def _silver(result: Audit) -> str:
@@ -151,26 +164,32 @@ def _strata(result: Audit, out: Console) -> None:
 
 
 def _estimators(result: Audit, out: Console) -> None:
+    wide = out.width >= WIDE
     table = plain_table(
         "under each estimator",
-        "tokens with credit",
+        f"{' and '.join(result.units)} with credit",
         "correct searches punished",
         f"penalty on them ({REFERENCE} = 1)",
     )
-    ratios = plain_table("neg/pos credit", "searches", "answers", "all")
+    ratios = plain_table("neg/pos credit", "searches", "answers", "no action", "all")
     for row in result.estimators:
         table.add_row(
             row.name,
             f"{100 * row.live.value:.1f} %" if row.live.n else "-",
-            _share(row.mis_penalised),
+            percent(row.mis_penalised) if wide else _share(row.mis_penalised),
             "-" if math.isnan(row.penalty_kept) else f"{row.penalty_kept:.2f}",
         )
-        cells = (row.search_ratio, row.answer_ratio, row.total_ratio)
-        ratios.add_row(row.name, *(number(cell) for cell in cells))
+        cells = (row.search_ratio, row.answer_ratio, row.other_ratio)
+        shown = (number(cell) if wide else _value(cell) for cell in cells)
+        ratios.add_row(row.name, *shown, number(row.total_ratio))
     out.print()
     out.print(table)
     out.print()
     out.print(ratios)
+
+
+def _value(estimate: Estimate) -> str:
+    return "-" if math.isnan(estimate.value) else plain(estimate.value, 2)
 
 
 def _share(estimate: Estimate) -> str:
@@ -180,8 +199,15 @@ def _share(estimate: Estimate) -> str:
 
 
 def _figures(result: Audit) -> dict[str, Any]:
-    # Examples are for reading; they stand in the page.
-    return {key: item for key, item in _plain(asdict(result)).items() if key != "examples"}
+    """Return what `--json` prints: everything but the examples, long arrays summed up."""
+    figures = {key: item for key, item in _plain(asdict(result)).items() if key != "examples"}
+    labels = [str(row.label) for row in result.strata]
+    for row in figures["estimators"]:
+        row["by_stratum"] = dict(zip(labels, row["by_stratum"], strict=True))
+    for name in ("silver_size", "step_scores"):
+        values, counts = np.unique(getattr(result, name).round(6), return_counts=True)
+        figures[name] = dict(zip(values.astype(str).tolist(), counts.tolist(), strict=True))
+    return figures
 
 
 def _plain(value: Any) -> Any:
@@ -192,5 +218,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return "inf" if value > 0 else None  # nan is what could not be known
     return value

@@ -57,11 +57,14 @@ def read_settings(settings: list[str] | None) -> dict[str, str]:
 
 
 def console(*, err: bool = False) -> Console:
-    """Return a console: colours on a terminal, plain text of any length into a pipe."""
+    """Return a console: colours on a terminal, plain text of any length into a pipe.
+
+    What files say is shown as it is: rich's markup and emoji codes are off.
+    """
     stream = sys.stderr if err else sys.stdout
     # A pipe has no width: rows stay on one line each, so that they can be cut and searched.
     width = None if stream.isatty() else 1000
-    return Console(stderr=err, width=width, highlight=False)
+    return Console(stderr=err, width=width, highlight=False, markup=False, emoji=False)
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:

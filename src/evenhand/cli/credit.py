@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from evenhand.advantages.registry import estimator_names
 from evenhand.arrays import dense
@@ -129,7 +130,7 @@ class Tally:
         groups, bridge = self.groups, self.rule.bridge
         settings = {**self.rule.function.defaults, **self.rule.settings, "stratum": bridge.stratum}
         shown = ", ".join(f"{key}={value}" for key, value in settings.items())
-        out.print(f"[bold]{self.rule.estimator}[/bold] ({shown})")
+        out.print(Text.assemble((self.rule.estimator, "bold"), f" ({shown})"))
         unscored = f", {self.unscored:,} unscored" if self.unscored else ""
         out.print(
             f"{self.rollouts:,} rollouts{unscored}, {groups.total:,} groups, {self.strata:,} strata"
@@ -150,15 +151,18 @@ class Tally:
                 _mass_row(table, kind.value, self.masses[kind])
         _mass_row(table, "all", sum(self.masses.values(), Mass()))
         out.print(table)
-        if groups.lone == groups.total > 1:
+        if groups.has_wrong_ids:
             out.print(
-                "[yellow]warning[/yellow]: every group has a single member, so every advantage is "
-                "0; rollouts of one question and step must share their group id"
+                "warning: every group has a single member, so every advantage is 0; rollouts of "
+                "one question and step must share their group id",
+                style="yellow",
             )
 
 
 def _mass_row(table: Table, name: str, mass: Mass) -> None:
-    ratio = f"{mass.negative / mass.positive:.2f}" if mass.positive else "-"
+    ratio = "inf" if mass.negative else "-"
+    if mass.positive:
+        ratio = f"{mass.negative / mass.positive:.2f}"
     table.add_row(
         name, f"{mass.segments:,}", f"{mass.tokens:,}", f"{mass.positive:,.1f}",
         f"{mass.negative:,.1f}", ratio,

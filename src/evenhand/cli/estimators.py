@@ -21,18 +21,17 @@ def estimators(
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    table = plain_table("name", "formula", "needs", "settings", "source")
-    for column in table.columns:
+    table = plain_table("name", "formula", "needs", "source")
+    defaults = plain_table("name", "settings and defaults")
+    for column in (*table.columns, *defaults.columns):
         column.justify = "left"
     for row in rows:
-        table.add_row(
-            row["name"],
-            row["formula"],
-            ", ".join(row["needs"]) or "-",
-            " ".join(f"{key}={value}" for key, value in row["settings"].items()) or "-",
-            row["source"],
-        )
+        table.add_row(row["name"], row["formula"], ", ".join(row["needs"]) or "-", row["source"])
+        settings = " ".join(f"{key}={value}" for key, value in row["settings"].items())
+        defaults.add_row(row["name"], settings or "-")
     console().print(table)
+    console().print()
+    console().print(defaults)
 
 
 def _row(name: str) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenhand.advantages.registry import estimator_names
-from evenhand.arrays import Dense, FloatArray, dense, size
+from evenhand.arrays import Dense, FloatArray, size
 from evenhand.credit import (
     NO_STEP,
+    POLICY_KIND_ORDER,
     BridgeSettings,
     CreditBatch,
     Credited,
@@ -35,7 +36,7 @@ from evenhand.diagnostics.credit import (
     penalty_on_correct,
 )
 from evenhand.diagnostics.findings import Finding, find, unknowns
-from evenhand.diagnostics.intervals import Estimate, mean, proportion
+from evenhand.diagnostics.intervals import Estimate, mean, proportion, share
 from evenhand.diagnostics.strata import (
     BetweenStrata,
     StrataShape,
@@ -46,7 +47,7 @@ from evenhand.diagnostics.strata import (
 )
 from evenhand.errors import EvenhandError
 from evenhand.evidence import silver_documents
-from evenhand.trajectory import Trajectory
+from evenhand.trajectory import Kind, Trajectory
 
 REFERENCE = "grpo"
 """Penalties are shown relative to this estimator's."""
@@ -65,10 +66,11 @@ class EstimatorRow:
         mis_penalised: share of correct searches with a negative advantage.
         penalty_kept: negative mass on correct searches relative to `grpo`'s; `nan` where `grpo`
             puts none.
-        search_ratio: negative over positive mass on searches (all but the answer segments).
+        search_ratio: negative over positive mass on search segments.
         answer_ratio: the same on answer segments.
+        other_ratio: the same on turns without an action (invalid, truncated).
         total_ratio: the same on everything.
-        by_stratum: token-mean advantage of each stratum.
+        by_stratum: token-mean advantage of each stratum, in the order of `Audit.strata`.
     """
 
     name: str
@@ -77,8 +79,9 @@ class EstimatorRow:
     penalty_kept: float
     search_ratio: Estimate
     answer_ratio: Estimate
+    other_ratio: Estimate
     total_ratio: Estimate
-    by_stratum: dict[str, float]
+    by_stratum: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +109,12 @@ class Audit:
         steps: distinct training steps, in order; empty if the file has none.
         groups: groups by what credit can learn from them.
         group_size: smallest, median and largest number of rollouts a group.
-        reward: mean reward, clustered by group.
+        reward: mean reward.
         success: share of scored rollouts whose reward reaches `threshold`.
         threshold: the reward that counts as a success.
-        format_ok: share of rollouts that obey the protocol.
+        format_ok: share of scored rollouts that obey the protocol.
         stop_reasons: rollouts by stop reason.
-        searches: mean number of executed searches, clustered by group.
+        searches: mean number of executed searches of scored rollouts.
         policy_tokens: tokens that the policy sampled.
         environment_tokens: tokens that the environment wrote.
         units: units of `n_tokens`, normally `("tokens",)`.
@@ -204,7 +207,7 @@ class AuditCollector:
         batch = concatenate(self._batches)
         threshold = self.bridge.evidence.threshold
         scored = ~np.isnan(batch.rewards)
-        rewards = batch.rewards[scored]
+        rewards, group = batch.rewards[scored], batch.group[scored]
         sizes = size(Dense(batch.group, len(batch.group_names)))
         executed = batch.is_executed & scored[batch.owner]
         judged = executed & (batch.silver_size[batch.group[batch.owner]] > 0)
@@ -216,12 +219,12 @@ class AuditCollector:
             steps=tuple(int(step) for step in np.unique(batch.step) if step != NO_STEP),
             groups=group_counts(batch, threshold=threshold),
             group_size=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
-            reward=mean(rewards, dense(batch.group[scored])),
-            success=proportion(int((rewards >= threshold).sum()), len(rewards)),
+            reward=mean(rewards, group),
+            success=share(rewards >= threshold, group),
             threshold=threshold,
-            format_ok=proportion(int(batch.format_ok.sum()), len(batch.format_ok)),
+            format_ok=share(batch.format_ok[scored], group),
             stop_reasons=dict(self._stop_reasons.most_common()),
-            searches=mean(batch.searches.astype(np.float64), dense(batch.group)),
+            searches=mean(batch.searches[scored].astype(np.float64), group),
             policy_tokens=int(batch.n_tokens.sum()),
             environment_tokens=int(batch.environment_tokens.sum()),
             units=tuple(sorted(self._units)),
@@ -232,7 +235,7 @@ class AuditCollector:
             silver_groups=proportion(int(has_silver.sum()), len(has_silver)),
             silver_size=np.sort(batch.silver_size[has_silver]).astype(np.float64),
             step_scores=batch.step_score[judged],
-            correct=proportion(int(is_correct_search(batch).sum()), int(judged.sum())),
+            correct=share(batch.step_score[judged] > 0, batch.group[batch.owner[judged]]),
             estimators=rows,
             findings=[],
             unknown=[],
@@ -250,6 +253,8 @@ def estimator_rows(
     """Return what each registered estimator would do, and a sentence for each that failed."""
     rows: list[EstimatorRow] = []
     failures: list[str] = []
+    searches = batch.kind == POLICY_KIND_ORDER.index(Kind.SEARCH)
+    answers = batch.kind == POLICY_KIND_ORDER.index(Kind.ANSWER)
     reference = penalty_on_correct(batch, batch.advantage(CreditRule(REFERENCE, bridge=bridge)))
     for name in estimator_names():
         try:
@@ -264,8 +269,9 @@ def estimator_rows(
                 live=live_token_share(batch, advantage),
                 mis_penalised=mis_penalised(batch, advantage),
                 penalty_kept=kept,
-                search_ratio=negative_to_positive(batch, advantage, ~batch.is_answer),
-                answer_ratio=negative_to_positive(batch, advantage, batch.is_answer),
+                search_ratio=negative_to_positive(batch, advantage, searches),
+                answer_ratio=negative_to_positive(batch, advantage, answers),
+                other_ratio=negative_to_positive(batch, advantage, ~searches & ~answers),
                 total_ratio=negative_to_positive(batch, advantage),
                 by_stratum=advantage_by_stratum(batch, advantage),
             )

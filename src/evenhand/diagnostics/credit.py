@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenhand.advantages.statistics import centre
-from evenhand.arrays import BoolArray, Dense, FloatArray, divide, extent, total
+from evenhand.arrays import BoolArray, Dense, FloatArray, divide, extent, size, total
 from evenhand.credit import POLICY_KIND_ORDER, CreditBatch
-from evenhand.diagnostics.intervals import Estimate, proportion, ratio
+from evenhand.diagnostics.intervals import Estimate, ratio, share
 from evenhand.trajectory import Kind
 
 
@@ -28,6 +28,7 @@ class GroupCounts:
         too_hard: the same below the threshold.
         lone: a single scored member.
         unscored: no scored member.
+        single: groups of one rollout, scored or not (counted above too): wrong group ids make them.
     """
 
     effective: int
@@ -35,6 +36,12 @@ class GroupCounts:
     too_hard: int
     lone: int
     unscored: int
+    single: int = 0
+
+    @property
+    def has_wrong_ids(self) -> bool:
+        """Whether every one of several groups holds a single rollout."""
+        return self.single == self.total > 1
 
     @property
     def total(self) -> int:
@@ -48,6 +55,7 @@ class GroupCounts:
             self.too_hard + other.too_hard,
             self.lone + other.lone,
             self.unscored + other.unscored,
+            self.single + other.single,
         )
 
 
@@ -64,6 +72,7 @@ def group_counts(batch: CreditBatch, *, threshold: float = 0.7) -> GroupCounts:
         too_hard=int((flat & (high < threshold)).sum()),
         lone=int((centred.members == 1).sum()),
         unscored=int((centred.members == 0).sum()),
+        single=int((size(groups) == 1).sum()),
     )
 
 
@@ -136,7 +145,7 @@ def is_correct_search(batch: CreditBatch) -> BoolArray:
 def mis_penalised(batch: CreditBatch, advantage: FloatArray) -> Estimate:
     """Return the share of correct searches (step score > 0) with a negative advantage."""
     correct = is_correct_search(batch)
-    return proportion(int((correct & (advantage < 0)).sum()), int(correct.sum()))
+    return share(advantage[correct] < 0, batch.group[batch.owner[correct]])
 
 
 def penalty_on_correct(batch: CreditBatch, advantage: FloatArray) -> float:
@@ -145,19 +154,22 @@ def penalty_on_correct(batch: CreditBatch, advantage: FloatArray) -> float:
     return float((batch.n_tokens * np.maximum(-advantage, 0))[correct].sum())
 
 
-def advantage_by_stratum(batch: CreditBatch, advantage: FloatArray) -> dict[str, float]:
+def advantage_by_stratum(batch: CreditBatch, advantage: FloatArray) -> list[float]:
     """Return the token-mean advantage of each stratum: where the credit pushes the policy.
 
-    Strata in sorted order; 0 for a stratum without tokens.
+    In the order of `CreditBatch.strata`; 0 for a stratum without tokens.
     """
     labels, code = batch.strata()
     cells = Dense(code[batch.owner], len(labels))
     tokens = batch.n_tokens.astype(np.float64)
-    mean = divide(total(tokens * advantage, cells), total(tokens, cells))
-    return {str(label): float(mean[number]) for number, label in enumerate(labels)}
+    return divide(total(tokens * advantage, cells), total(tokens, cells)).tolist()  # type: ignore[no-any-return]
 
 
 def live_token_share(batch: CreditBatch, advantage: FloatArray) -> Estimate:
-    """Return the share of policy tokens with an advantage other than 0."""
-    live = int(batch.n_tokens[advantage != 0].sum())
-    return proportion(live, int(batch.n_tokens.sum()))
+    """Return the share of the policy tokens of scored rollouts that have an advantage other than 0.
+
+    `n` counts tokens; the interval treats groups as independent.
+    """
+    mine = ~np.isnan(batch.rewards)[batch.owner]
+    group = batch.group[batch.owner[mine]]
+    return share(advantage[mine] != 0, group, batch.n_tokens[mine])

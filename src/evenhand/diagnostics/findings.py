@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 class Level(StrEnum):
     """How much a finding matters."""
 
-    GOOD = "good"
-    """Nothing to do."""
     NOTE = "note"
     """Worth knowing."""
     WARNING = "warning"
@@ -38,23 +36,28 @@ class Finding:
 
 
 def percent(estimate: Estimate) -> str:
-    """Return `12.3 % [10.1, 14.8] of 900`, or `unknown (0)`."""
+    """Return `12.3 % [10.1, 14.8] of 900`; `unknown (0)` where there is nothing to count."""
     if estimate.n == 0:
         return "unknown (0)"
-    return (
-        f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-        f" of {estimate.n:,}"
-    )
+    text = f"{100 * estimate.value:.1f} %"
+    if not math.isnan(estimate.low):
+        text += f" [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    return f"{text} of {estimate.n:,}"
 
 
 def number(estimate: Estimate, digits: int = 2) -> str:
     """Return `1.23 [1.10, 1.36]`, without brackets where there is no interval."""
     if math.isnan(estimate.value):
         return "unknown"
-    text = f"{estimate.value:.{digits}f}"
+    text = plain(estimate.value, digits)
     if math.isnan(estimate.low):
         return text
-    return f"{text} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    return f"{text} [{plain(estimate.low, digits)}, {plain(estimate.high, digits)}]"
+
+
+def plain(value: float, digits: int) -> str:
+    """Return a number with that many digits, or with three significant ones if it is large."""
+    return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.3g}"
 
 
 def find(audit: Audit) -> list[Finding]:
@@ -62,24 +65,24 @@ def find(audit: Audit) -> list[Finding]:
     rows = {row.name: row for row in audit.estimators}
     found = [_groups(audit), *_scores(audit), _structure(audit), *_steps(rows)]
     found += [finding for finding in (_answers(rows),) if finding is not None]
-    order = {Level.WARNING: 0, Level.NOTE: 1, Level.GOOD: 2}
-    return sorted(found, key=lambda finding: order[finding.level])
+    return sorted(found, key=lambda finding: finding.level is not Level.WARNING)
 
 
 def _groups(audit: Audit) -> Finding:
     groups = audit.groups
-    share = groups.effective / groups.total
-    text = (
-        f"{groups.effective} of {groups.total} groups have rewards that differ and can teach; "
-        f"{groups.too_hard} are too hard (no spread, below {audit.threshold:g}), "
-        f"{groups.too_easy} too easy, {groups.lone} have a single scored rollout."
-    )
-    if groups.lone == groups.total:
+    if groups.has_wrong_ids:
         return Finding(
             Level.WARNING,
-            "Every group has a single scored member, so every group-relative advantage is 0: "
-            "rollouts of one question and step must share their group id.",
+            "Every group has a single member, so every group-relative advantage is 0: rollouts of "
+            "one question and step must share their group id.",
         )
+    text = (
+        f"{groups.effective} of {groups.total} groups have rewards that differ and can teach "
+        f"(no spread and below {audit.threshold:g}: {groups.too_hard}; no spread and at least "
+        f"{audit.threshold:g}: {groups.too_easy}; fewer than two scored rollouts: "
+        f"{groups.lone + groups.unscored})."
+    )
+    share = groups.effective / groups.total
     return Finding(Level.WARNING if share < 0.3 else Level.NOTE, text)
 
 
@@ -109,21 +112,23 @@ def _structure(audit: Audit) -> Finding:
     if between.groups == 0:
         return Finding(
             Level.NOTE,
-            "All rollouts of a question fall into one stratum: there is no structure to compare.",
+            "No question has rollouts to compare both inside and between strata: nothing can be "
+            "said about structure.",
         )
     facts = (
         f"{100 * between.share:.0f} % of the reward variance inside questions lies between strata; "
         f"chance alone gives {100 * between.expected:.0f} % "
         f"[{100 * between.low:.0f}, {100 * between.high:.0f}] "
-        f"({between.groups} groups, {between.trajectories} rollouts)"
+        f"(groups that can show it: {between.groups}, rollouts: {between.trajectories})"
     )
     if between.has_evidence:
         return Finding(
             Level.WARNING,
             f"{facts}: rollouts of different structure are being compared with one another. "
-            "The stratified estimators remove that offset.",
+            "stratified halves that offset at its default alpha; san removes it, and with it the "
+            "signal on how often to search.",
         )
-    return Finding(Level.GOOD, f"{facts}: no evidence of structure.")
+    return Finding(Level.NOTE, f"{facts}: no evidence of structure.")
 
 
 def _steps(rows: dict[str, EstimatorRow]) -> list[Finding]:
@@ -146,8 +151,8 @@ def _answers(rows: dict[str, EstimatorRow]) -> Finding | None:
     if answer.low > 1:
         return Finding(
             Level.WARNING,
-            f"{text}: wrong answers are longer than right ones, which pushes probability away "
-            "from the language itself. The calibrated estimators balance the two.",
+            f"{text}: wrong answers have more tokens than right ones, which pushes probability "
+            "away from the language itself. The calibrated estimators balance the two.",
         )
     return Finding(Level.NOTE, f"{text}.")
 
@@ -162,15 +167,17 @@ def unknowns(audit: Audit, *, without_golds: int) -> list[str]:
         )
     if audit.unscored:
         notes.append(
-            f"{audit.unscored:,} rollouts have no reward: they are left out of every statistic "
-            "and get no credit."
+            f"Rollouts without a reward: {audit.unscored:,}. They get no credit and are left out "
+            "of rewards, format, searches and strata; tokens, group sizes and stop reasons count "
+            "them."
         )
     silver = audit.silver_groups
     if silver.value < 1:
         notes.append(
-            f"{silver.n - round(silver.value * silver.n):,} of {silver.n:,} groups have no silver "
-            f"documents (no rollout in valid format reaches a reward of {audit.threshold:g} with a "
-            "search): which of their searches were correct is unknown; they get the full penalty."
+            f"Groups without silver documents: {silver.n - round(silver.value * silver.n):,} of "
+            f"{silver.n:,} (their best rollouts in valid format stay below {audit.threshold:g} or "
+            "returned no document). Which of their searches were correct is unknown; they get the "
+            "full penalty."
         )
     if audit.units != ("tokens",):
         notes.append(

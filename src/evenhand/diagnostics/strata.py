@@ -16,7 +16,7 @@ from evenhand.advantages.outcome import rewards_and_group
 from evenhand.advantages.statistics import centre
 from evenhand.arrays import Dense, FloatArray, IntArray, cross, dense, divide, size, total
 from evenhand.credit import CreditBatch
-from evenhand.diagnostics.intervals import Estimate, mean, proportion
+from evenhand.diagnostics.intervals import Estimate, mean, share
 from evenhand.strata import Label
 
 
@@ -32,7 +32,8 @@ class BetweenStrata:
         expected: its exact expectation under permutation of strata inside groups.
         low: 2.5 % quantile under permutation.
         high: 97.5 % quantile.
-        groups: groups with spread and two or more strata: only they can show anything.
+        groups: groups with spread, two or more strata, and a stratum of two or more members: only
+            they can show anything.
         trajectories: their scored trajectories.
     """
 
@@ -83,21 +84,24 @@ def between_strata(
     everything = float(within.sum())
     if everything == 0:
         return BetweenStrata(np.nan, np.nan, np.nan, np.nan, 0, 0)
-    informative = (within > 0) & (n_strata > 1)
+    several = (within > 0) & (n_strata > 1)
+    informative = several & (n_strata < centred.members)
     rows = informative[groups.ids]
     means = divide(total(deviation, cells), size(cells))
-    # A group with one stratum has no between part; its computed mean is rounding residue.
+    # A group with one stratum has no between part; its computed mean is rounding residue. Where
+    # every member is a stratum of its own, everything lies between, under any permutation.
+    saturated = float(within[several & ~informative].sum())
     between = np.where(informative[in_group], size(cells) * means**2, 0.0)
-    share = float(between.sum()) / everything
+    observed = (float(between.sum()) + saturated) / everything
     expected = float((within * divide(n_strata - 1, centred.members - 1)).sum()) / everything
     if draws is None:
         draws = int(np.clip(2e8 / max(len(values), 1), 200, 1000))
     sums = _permuted_sums(
         deviation[rows], dense(groups.ids[rows]), dense(cells.ids[rows]), draws, seed
     )
-    low, high = np.quantile(sums / everything, [0.025, 0.975])
+    low, high = np.quantile((sums + saturated) / everything, [0.025, 0.975])
     return BetweenStrata(
-        share, expected, float(low), float(high), int(informative.sum()), int(rows.sum())
+        observed, expected, float(low), float(high), int(informative.sum()), int(rows.sum())
     )
 
 
@@ -135,8 +139,8 @@ class StratumRow:
 
     Attributes:
         label: the stratum.
-        share: of the trajectories.
-        reward: mean over its scored trajectories, clustered by group; `n = 0` if none is scored.
+        share: of the scored trajectories.
+        reward: mean over its scored trajectories; `n = 0` if none is scored.
     """
 
     label: Label
@@ -151,9 +155,9 @@ def stratum_rows(batch: CreditBatch) -> list[StratumRow]:
     result = []
     for number, label in enumerate(labels):
         mine = (code == number) & scored
-        reward = mean(batch.rewards[mine], dense(batch.group[mine]))
-        share = proportion(int((code == number).sum()), len(code))
-        result.append(StratumRow(label, share, reward))
+        reward = mean(batch.rewards[mine], batch.group[mine])
+        part = share(code[scored] == number, batch.group[scored])
+        result.append(StratumRow(label, part, reward))
     return result
 
 
@@ -175,14 +179,14 @@ class StrataShape:
 def strata_shape(batch: CreditBatch) -> StrataShape:
     """Count lone trajectories and flat strata over the scored trajectories of a batch."""
     scored = ~np.isnan(batch.rewards)
-    if not scored.any():
-        return StrataShape(0, proportion(0, 0), proportion(0, 0))
     _, code = batch.strata()
-    cells = cross(dense(batch.group[scored]), dense(code[scored]))
+    groups = dense(batch.group[scored])
+    cells = cross(groups, dense(code[scored]))
     centred = centre(batch.rewards[scored], cells)
     several = centred.members > 1
+    of_group = dense_owner(cells, groups)
     return StrataShape(
         strata=cells.n,
-        lone=proportion(int((centred.members == 1).sum()), int(scored.sum())),
-        flat=proportion(int((several & (centred.spread == 0)).sum()), int(several.sum())),
+        lone=share(centred.members[cells.ids] == 1, groups.ids),
+        flat=share(centred.spread[several] == 0, of_group[several]),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evenhand.diagnostics.audit import Audit, EstimatorRow, Example
-from evenhand.diagnostics.findings import number, percent
+from evenhand.diagnostics.findings import number, percent, plain
 from evenhand.diagnostics.intervals import Estimate
 from evenhand.report.render import write_page
 from evenhand.report.svg import (
@@ -39,6 +39,8 @@ def write_audit_page(path: Path, audit: Audit, files: Sequence[str]) -> None:
         plots=_plots(audit),
         tiles=_tiles(audit),
         rows=_rows(audit),
+        percent=percent,
+        unit=" and ".join(audit.units),
         examples=[_example(example) for example in audit.examples],
     )
 
@@ -59,17 +61,17 @@ def _tiles(audit: Audit) -> list[tuple[str, str, str]]:
         ),
         (
             "mean reward",
-            f"{audit.reward.value:.3f}",
+            _value(audit.reward, 3),
             f"{_interval(audit.reward, 3)}; {percent(audit.success)} reach {audit.threshold:g}",
         ),
         (
             "searches a rollout",
-            f"{audit.searches.value:.2f}",
+            _value(audit.searches, 2),
             f"{_interval(audit.searches, 2)}, n {audit.searches.n:,}",
         ),
         (
             "format obeyed",
-            f"{100 * audit.format_ok.value:.1f} %",
+            f"{100 * audit.format_ok.value:.1f} %" if audit.format_ok.n else "unknown",
             percent(audit.format_ok).partition(" % ")[2],
         ),
         (
@@ -78,6 +80,10 @@ def _tiles(audit: Audit) -> list[tuple[str, str, str]]:
             f"{share:.0f} % of {everything:,}; the rest is the environment's",
         ),
     ]
+
+
+def _value(estimate: Estimate, digits: int) -> str:
+    return "unknown" if math.isnan(estimate.value) else plain(estimate.value, digits)
 
 
 def _interval(estimate: Estimate, digits: int) -> str:
@@ -92,9 +98,10 @@ def _plots(audit: Audit) -> dict[str, Any]:
             [
                 (str(row.label), row.share.value, f"{100 * row.share.value:.1f} %")
                 for row in audit.strata
+                if row.share.n
             ],
             title="Share of rollouts by stratum",
-            high=max((row.share.value for row in audit.strata), default=1.0),
+            high=max((row.share.value for row in audit.strata if row.share.n), default=1.0),
         ),
         "strata_reward": interval_rows(
             [(str(row.label), row.reward, number(row.reward)) for row in audit.strata],
@@ -108,13 +115,12 @@ def _plots(audit: Audit) -> dict[str, Any]:
         plots["chance"] = chance_plot(between.share, between.expected, between.low, between.high)
     if len(audit.step_scores):
         plots["step_scores"] = _step_scores(audit)
-    for name in ("search_ratio", "answer_ratio"):
-        estimates = [getattr(row, name) for row in audit.estimators]
-        plots[name] = interval_rows(
+    for name in ("search", "answer"):
+        estimates = [getattr(row, f"{name}_ratio") for row in audit.estimators]
+        plots[f"{name}_ratio"] = interval_rows(
             [(row.name, e, number(e)) for row, e in zip(audit.estimators, estimates, strict=True)],
             ratio_scale(estimates),
-            title="Negative over positive credit on "
-            + ("searches" if name == "search_ratio" else "answers"),
+            title=f"Negative over positive credit: {name} segments",
             reference=1.0,
         )
     return plots
@@ -134,9 +140,7 @@ def _step_scores(audit: Audit) -> Any:
 
 
 def _rows(audit: Audit) -> list[dict[str, Any]]:
-    largest = max(
-        (abs(value) for row in audit.estimators for value in row.by_stratum.values()), default=0.0
-    )
+    largest = max((abs(value) for row in audit.estimators for value in row.by_stratum), default=0.0)
     return [_row(row, largest) for row in audit.estimators]
 
 
@@ -147,7 +151,7 @@ def _row(row: EstimatorRow, largest: float) -> dict[str, Any]:
             "pos" if value > 0 else "neg",
             round(70 * abs(value) / (largest or 1)),
         )
-        for value in row.by_stratum.values()
+        for value in row.by_stratum
     ]
     return {
         "name": row.name,

@@ -161,11 +161,18 @@ def _axis(scale: Scale, height: float) -> str:
 
 
 def _label(text: str, y: float) -> str:
-    return f'<text class="label" x="{LABEL - 10}" y="{y + 4}">{escape(text)}</text>'
+    return _text("label", LABEL - 10, y, text, 19)
 
 
 def _value(text: str, y: float) -> str:
-    return f'<text class="value" x="{WIDTH - VALUE + 10}" y="{y + 4}">{escape(text)}</text>'
+    return _text("value", WIDTH - VALUE + 10, y, text, 22)
+
+
+def _text(kind: str, x: float, y: float, text: str, room: int) -> str:
+    """A text that is shortened to `room` characters; the whole of it shows on hovering."""
+    short = text if len(text) <= room else text[: room - 1] + "…"
+    title = "" if short == text else f"<title>{escape(text)}</title>"
+    return f'<text class="{kind}" x="{x}" y="{y + 4}">{title}{escape(short)}</text>'
 
 
 def _svg(parts: Sequence[str], height: float, title: str) -> Markup:

@@ -121,9 +121,17 @@ class FieldReader:
         if value is None:
             return None
         try:
-            array: NDArray[Any] = np.asarray(value, dtype=dtype)
+            array: NDArray[Any] = np.asarray(value)
+            whole = array.size == 0 or array.dtype.kind in "iu"
+            fits = whole or (dtype is np.float64 and array.dtype.kind == "f")
+            array = array.astype(dtype) if fits else array
         except (TypeError, ValueError, OverflowError):
-            self._wrong(name, "a list of numbers", value)
+            fits = False
+        if not fits:
+            noun = "whole numbers" if dtype is np.int64 else "numbers"
+            self._wrong(name, f"a list of {noun}", value)
+        if not np.isfinite(array).all():
+            self.fail(name, "has values that are not finite")
         if array.shape != (n_tokens,):
             self.fail(name, f"has shape {list(array.shape)} and n_tokens is {n_tokens}")
         return array

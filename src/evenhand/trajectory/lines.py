@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -58,7 +59,8 @@ def parse_json(line: bytes | str, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
+        is_deep = isinstance(error, RecursionError)
+        reason = "nested too deeply" if is_deep else getattr(error, "msg", "a number is too long")
         column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(
             f"{where}: not JSON: {reason}{column}; the line is cut or damaged"
@@ -224,14 +226,29 @@ def _document_to_dict(document: Document) -> dict[str, Any]:
 
 
 def to_line(trajectory: Trajectory) -> str:
-    """Return the JSON line of a trajectory, without a line break."""
+    """Return the JSON line of a trajectory, without a line break.
+
+    A number in `metadata` that is not finite becomes null.
+    """
     data = trajectory_to_dict(trajectory)
-    line = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    try:
+        line = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # JSON has no nan; unknown fields of other tools may hold one
+        data = _without_nan(data)
+        line = json.dumps(data, ensure_ascii=False, allow_nan=False)
     try:
         line.encode()
     except UnicodeEncodeError:  # garbled rollouts hold half surrogate pairs; escapes carry them
         line = json.dumps(data, allow_nan=False)
     return line
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> int:
