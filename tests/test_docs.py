@@ -11,6 +11,10 @@ import pytest
 
 from conftest import ROOT
 from evenhand.cli import app
+from evenhand.credit import BridgeSettings
+from evenhand.diagnostics.audit import AuditCollector
+from evenhand.diagnostics.findings import number, percent
+from evenhand.trajectory import read_trajectories
 
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 RESULT = re.compile(r"^(?:\w+ *= *)?(.+?) +# (\[[^\]]*\])$")
@@ -57,3 +61,14 @@ def test_every_command_that_the_documents_name_exists() -> None:
 
 def _pages() -> list[Path]:
     return [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+
+
+def test_the_table_of_the_readme_is_what_the_audit_of_the_sample_shows() -> None:
+    collector = AuditCollector(BridgeSettings())
+    collector.add(list(read_trajectories(ROOT / "examples" / "rollouts.jsonl.gz")))
+    rows = {row.name: row for row in collector.finish().estimators}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("grpo", "stratified", "calibadv", "stratified_calibadv"):
+        row = rows[name]
+        line = f"| `{name}` | {percent(row.mis_penalised)} | {number(row.answer_ratio)} |"
+        assert line in readme, line

@@ -106,7 +106,7 @@ def rebalance(
     weight = balance if scale_positive else 1.0 / balance
     moves = (values > 0) if scale_positive else (values < 0)
     # Share of the side's mass first, then the new mass: the bare factor could overflow.
-    share = divide(values, scaled_side[blocks.ids])
+    share = divide(np.where(moves, values, 0.0), scaled_side[blocks.ids])
     result = np.where(moves, share * (weight * fixed_side)[blocks.ids], values)
     two_sided = (positive > 0) & (negative > 0)
     result = np.where(two_sided[blocks.ids], result, 0.0)
