@@ -51,7 +51,7 @@ def _nucleus(mass: Tensor, sampling: Sampling) -> Tensor:
         least = mass.topk(sampling.top_k, dim=-1).values[:, -1:]
         mass = mass.where(mass >= least, torch.zeros_like(mass))
     if sampling.top_p < 1:
-        ordered, order = mass.sort(-1, descending=True, stable=True)
+        ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         kept = before < sampling.top_p * ordered.sum(-1, keepdim=True)
         kept[:, 0] = True

@@ -27,8 +27,8 @@ class CachedModel:
     about padding or cache offsets does not matter. Layers with a sliding window see the window.
     """
 
-    def __init__(self, model: Any) -> None:
-        """Look at the signature and the layers of `model`.
+    def __init__(self, model: Any, length: int = 0) -> None:
+        """Look at the signature and the layers of `model`; the cache starts with `length` places.
 
         Raises:
             ConfigError: the model has layers whose state is no list of keys and values, takes no
@@ -64,7 +64,7 @@ class CachedModel:
         embedding = model.get_input_embeddings().weight
         self.device = embedding.device
         self._dtype = embedding.dtype
-        self.cache = RowCache(self.device)
+        self.cache = RowCache(self.device, length)
 
     def forward(self, ids: IntArray | Tensor, positions: IntArray, slots: IntArray) -> Tensor:
         """Return the logits `[n, V]` after the last column.

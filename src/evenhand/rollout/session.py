@@ -333,7 +333,7 @@ class CachedSession:
             logits = self._adjust_logits(logits, keys, positions)
         if self._sampling.temperature == 0:
             return choose(logits, None, self._sampling)
-        uniforms = torch.from_numpy(self._draws.at(slots, positions))
+        uniforms = torch.from_numpy(self._draws.at(slots, positions)).float()
         return choose(logits, uniforms.to(logits.device), self._sampling)
 
     def _may_complete(self, rows: list[_Row]) -> NDArray[np.bool_]:

@@ -50,7 +50,7 @@ class TransformersPolicy:
             rejoin: rows that have finished a turn are handed out, and may come back, when they make
                 up this share of the rows that decode, in (0, 1]. Small: the batch stays full, and
                 searches come in small batches. 1: all rows finish first. Default 0.25.
-            chunk_tokens: tokens of one forward pass over prompts or documents. Default: 256 on a
+            chunk_tokens: tokens of one forward pass over prompts or documents. Default: 512 on a
                 CPU, where more only adds padding, else 8192.
             stop_token_ids: default: the end-of-sequence tokens of the model's generation
                 configuration and of the tokenizer.
@@ -79,6 +79,8 @@ class TransformersPolicy:
             stop_token_ids = _end_tokens(model, tokenizer)
         self.stop_token_ids = tuple(sorted(set(stop_token_ids)))
         self._vocabulary = int(text_config(model).vocab_size)
+        # What the last session needed: the cache of the next one rarely has to grow.
+        self._length = 0
         self._tags: dict[tuple[str, ...], StopTags] = {}
 
     @contextmanager
@@ -90,7 +92,7 @@ class TransformersPolicy:
         try:
             # Not inference mode: a model may keep what it computes, such as scaled rotary tables.
             with torch.no_grad():
-                cached = CachedModel(model)
+                cached = CachedModel(model, self._length)
                 yield CachedSession(
                     cached,
                     sampling,
@@ -100,8 +102,9 @@ class TransformersPolicy:
                     adjust_logits=self._adjust_logits,
                     rejoin=self._rejoin,
                     chunk_tokens=self._chunk_tokens
-                    or (256 if cached.device.type == "cpu" else 8192),
+                    or (512 if cached.device.type == "cpu" else 8192),
                 )
+                self._length = cached.cache.length
         finally:
             model.train(was_training)
 

@@ -82,7 +82,9 @@ def lean_to_tags(model: Any, weight: float = 2.0) -> None:
     import torch
 
     lean = torch.zeros(VOCABULARY)
-    lean[128:] = weight
+    lean[128 : 128 + len(PIECES)] = weight
+    for piece in ("<search>", "</search>"):
+        lean[128 + PIECES.index(piece)] = 2.5 * weight
 
     def add(_module: Any, _arguments: Any, output: Any) -> Any:
         output.logits = output.logits + lean
