@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from rollout_models import (
+    BYTES,
     KINDS,
     PIECES,
     PieceTokenizer,
+    byte_tokenizer,
     greedy_turn,
     lean_to_tags,
     recomputed,
@@ -226,14 +229,14 @@ def test_a_context_that_does_not_continue_what_was_sampled_is_read_as_given(llam
     assert again.token_ids.tolist() == fresh.token_ids.tolist()
 
 
-def forced(ids: list[int]) -> Any:
-    """Force the first tokens of every row whose prompt has one token."""
+def forced(ids: list[int], place: int = 1) -> Any:
+    """Force the tokens of every row from a place on."""
 
     def adjust(logits: Any, _keys: Any, places: Any) -> Any:
-        for at, place in enumerate(places):
-            if place - 1 < len(ids):
+        for at, where in enumerate(places):
+            if 0 <= where - place < len(ids):
                 logits[at] = float("-inf")
-                logits[at, ids[place - 1]] = 0.0
+                logits[at, ids[where - place]] = 0.0
         return logits
 
     return adjust
@@ -339,3 +342,97 @@ def test_an_attention_without_masks_is_refused(llama: Any) -> None:
             policy(llama)
     finally:
         llama.config._attn_implementation_internal = usual
+
+
+@pytest.fixture(scope="module")
+def bytes_model() -> Any:
+    return tiny_model("qwen2", bias=False, vocabulary=BYTES)
+
+
+def as_message(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+@pytest.mark.parametrize("template", ["plain", as_message])
+def test_a_fast_tokenizer_and_its_chat_template_are_used(bytes_model: Any, template: Any) -> None:
+    tokenizer = byte_tokenizer()
+    records = collect(
+        questions(2),
+        TransformersPolicy(bytes_model, tokenizer),
+        environment(template=template, limits=Limits(max_turn_tokens=20)),
+        group_size=2,
+        sampling=Sampling(seed=4),
+    )
+    end = tokenizer.convert_tokens_to_ids("<|assistant|>")
+    for record in records:
+        row = response_tokens(record)
+        assert (row.prompt_ids[-1] == end) == (template is as_message)
+        assert record.question in tokenizer.decode(row.prompt_ids)
+        ids = [*row.prompt_ids, *row.response_ids]
+        expected = recomputed(bytes_model, ids)[len(row.prompt_ids) - 1 :]
+        np.testing.assert_allclose(
+            row.logprobs[row.policy_mask], expected[row.policy_mask], atol=1e-4, rtol=0
+        )
+
+
+def test_the_end_tokens_of_model_and_tokenizer_both_end_a_turn(bytes_model: Any) -> None:
+    tokenizer = byte_tokenizer()
+    bytes_model.generation_config.eos_token_id = [5, 7]
+    try:
+        ends = TransformersPolicy(bytes_model, tokenizer).stop_token_ids
+    finally:
+        bytes_model.generation_config.eos_token_id = None
+    assert {5, 7, tokenizer.eos_token_id} <= set(ends)
+
+
+def test_a_token_that_the_model_does_not_know_is_refused(llama: Any) -> None:
+    with pytest.raises(DataError, match="holds token 144 and the model knows 144"):
+        generate(policy(llama), [[65, 144]], Sampling(), max_tokens=1)
+
+
+def test_a_model_whose_logits_are_no_numbers_is_reported(llama: Any) -> None:
+    broken = policy(llama, adjust_logits=lambda logits, *_: logits * float("nan"))
+    with pytest.raises(DataError, match="not finite"):
+        generate(broken, [[65]], Sampling(), max_tokens=3)
+
+
+@pytest.fixture
+def encoded(llama: Any) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of what goes through the model in passes over more than one token a row."""
+    shapes: list[tuple[int, ...]] = []
+
+    def note(_module: Any, _arguments: Any, keywords: Any) -> None:
+        if keywords["input_ids"].shape[1] > 1:
+            shapes.append(tuple(keywords["input_ids"].shape))
+
+    handle = llama.register_forward_pre_hook(note, with_kwargs=True)
+    yield shapes
+    handle.remove()
+
+
+def test_a_shared_prompt_and_a_common_beginning_are_encoded_once(
+    llama: Any, encoded: list[tuple[int, ...]]
+) -> None:
+    prompts = [[65] * 20 + [66 + at] * 5 for at in (0, 1, 2, 0, 1, 2)]
+    generate(policy(llama), prompts, Sampling(), max_tokens=1)
+    assert encoded == [(1, 20), (3, 5)]
+
+
+def test_after_a_search_only_what_is_new_is_encoded(
+    llama: Any, encoded: list[tuple[int, ...]]
+) -> None:
+    key, prompt = RowKey(0, "q", 0), [65] * 50
+    hooked = policy(llama, adjust_logits=forced([66] * 9, place=50))
+    with hooked.session(Sampling()) as session:
+        (turn,) = session.generate([TurnRequest(key, prompt, 9)])
+        session.generate([TurnRequest(key, [*prompt, *turn.token_ids, *[67] * 30], 1)])
+    # The last sampled token was never an input before: it goes with the documents.
+    assert encoded == [(1, 50), (1, 31)]
+
+
+def test_long_texts_are_encoded_in_passes_of_bounded_size(
+    llama: Any, encoded: list[tuple[int, ...]]
+) -> None:
+    prompts = [[at] * 70 for at in range(65, 70)] + [[at] * 20 for at in range(75, 80)]
+    generate(policy(llama, chunk_tokens=64), prompts, Sampling(), max_tokens=1)
+    assert max(rows * width for rows, width in encoded) <= 64

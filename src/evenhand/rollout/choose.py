@@ -42,7 +42,8 @@ def _draw(mass: Tensor, uniforms: Tensor) -> Tensor:
     # Rounding may lift u * whole to the whole itself, which no token exceeds.
     below = torch.nextafter(whole, torch.zeros_like(whole))
     target = torch.minimum(uniforms[:, None].to(whole.dtype) * whole, below)
-    return torch.searchsorted(cumulated, target, right=True)
+    # The clamp acts on rows with a logit that is no number; their log-probability tells.
+    return torch.searchsorted(cumulated, target, right=True).clamp(max=mass.shape[-1] - 1)
 
 
 def _nucleus(mass: Tensor, sampling: Sampling) -> Tensor:

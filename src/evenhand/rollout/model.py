@@ -60,8 +60,8 @@ class CachedModel:
         self._window: int | None = window if not kinds or _SLIDING in kinds else None
         # Models with layer types look their mask up by type; the others take the mask itself.
         self._by_kind = _SLIDING in kinds
-        self.vocabulary = int(config.vocab_size)
         embedding = model.get_input_embeddings().weight
+        self.vocabulary = int(embedding.shape[0])
         self.device = embedding.device
         self._dtype = embedding.dtype
         self.cache = RowCache(self.device, length)

@@ -67,7 +67,7 @@ class TransformersPolicy:
             raise ConfigError(f"rejoin must be above 0 and at most 1, got {rejoin}")
         if chunk_tokens is not None and chunk_tokens < 1:
             raise ConfigError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
-        CachedModel(model)
+        self._vocabulary = CachedModel(model).vocabulary
         self.tokenizer: Tokenizer = as_tokenizer(tokenizer)
         self.max_context: int | None = getattr(text_config(model), "max_position_embeddings", None)
         self.max_rows: int | None = max_rows
@@ -78,7 +78,6 @@ class TransformersPolicy:
         if stop_token_ids is None:
             stop_token_ids = _end_tokens(model, tokenizer)
         self.stop_token_ids = tuple(sorted(set(stop_token_ids)))
-        self._vocabulary = int(text_config(model).vocab_size)
         # What the last session needed: the cache of the next one rarely has to grow.
         self._length = 0
         self._tags: dict[tuple[str, ...], StopTags] = {}
