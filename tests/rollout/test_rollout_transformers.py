@@ -436,3 +436,13 @@ def test_long_texts_are_encoded_in_passes_of_bounded_size(
     prompts = [[at] * 70 for at in range(65, 70)] + [[at] * 20 for at in range(75, 80)]
     generate(policy(llama, chunk_tokens=64), prompts, Sampling(), max_tokens=1)
     assert max(rows * width for rows, width in encoded) <= 64
+
+
+def test_turns_of_a_call_come_in_the_order_of_their_requests(llama: Any) -> None:
+    lengths = [9, 2, 30, 1, 5]
+    hooked = policy(llama, rejoin=1.0, adjust_logits=forced([66] * 40))
+    with hooked.session(Sampling()) as session:
+        turns = session.generate(
+            [TurnRequest(RowKey(0, str(most), 0), [65], most) for most in lengths]
+        )
+    assert [len(turn.token_ids) for turn in turns] == lengths
