@@ -24,7 +24,10 @@ MAX_REWARD = 1e6
 def float_vector(
     values: ArrayLike, name: str, *, low: float = -np.inf, high: float = np.inf
 ) -> FloatArray:
-    """Return `values` as a new `[n]` float64 array with every entry finite and in `[low, high]`."""
+    """Return `values` as an `[n]` float64 array with every entry finite and in `[low, high]`.
+
+    It may be the array that came in: callers do not write to it.
+    """
     array = _numbers(values, name)
     if not np.isfinite(array).all():
         at = int(np.flatnonzero(~np.isfinite(array))[0])
@@ -60,7 +63,7 @@ def _numbers(values: ArrayLike, name: str) -> FloatArray:
     if isinstance(values, np.ma.MaskedArray):  # a masked entry is a missing one
         values = np.ma.filled(values.astype(np.float64), np.nan)
     try:
-        array = np.array(values, dtype=np.float64)
+        array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} must be numbers: {error}") from error
     if array.ndim != 1:
