@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from evenhand.datasets.catalogue import SETS
 from evenhand.datasets.questions import VERL_PREFIX, Question
-from evenhand.errors import DataError, require
+from evenhand.errors import require
+from evenhand.files import atomic_path
 
 ABILITY = "fact-reasoning"
 """The column `ability`; the scripts carry it along and do not read it."""
@@ -80,7 +78,7 @@ def write_parquet(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
     parquet = require("pyarrow.parquet", "parquet", "writing a parquet file")
     schema = _schema(arrow)
     count = 0
-    with _atomic_path(Path(path)) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with atomic_path(Path(path)) as target, parquet.ParquetWriter(target, schema) as writer:
         for batch in _batched(rows, 1000):
             writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
@@ -109,29 +107,3 @@ def _schema(arrow: Any) -> Any:
             ("extra_info", arrow.struct(extra)),
         ]
     )
-
-
-@contextmanager
-def _atomic_path(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that replaces `path` when the block ends well."""
-    if path.is_dir():
-        raise DataError(f"{path} is a directory; give the name of a file to write")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}: {path.parent}") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        # mkstemp gives 0600; the result should look like any other file of this user.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
