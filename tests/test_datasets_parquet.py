@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,16 @@ def test_a_place_that_cannot_be_written_is_a_data_error(tmp_path: Path) -> None:
         write_parquet(tmp_path / "no/x.parquet", [])
     with pytest.raises(DataError, match="is a directory"):
         write_parquet(tmp_path, [])
+
+
+def test_a_pipe_is_refused_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(DataError, match="give the name of a regular file"):
+        write_parquet(pipe, verl_rows(QUESTIONS, render))
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_an_exported_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:

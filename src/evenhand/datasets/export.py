@@ -9,7 +9,7 @@ from typing import Any
 
 from evenhand.datasets.catalogue import SETS
 from evenhand.datasets.questions import VERL_PREFIX, Question
-from evenhand.errors import require
+from evenhand.errors import DataError, require
 from evenhand.files import atomic_path
 
 ABILITY = "fact-reasoning"
@@ -71,17 +71,20 @@ def write_parquet(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
         How many rows it holds.
 
     Raises:
-        DataError: the folder does not exist or cannot be written.
+        DataError: the folder does not exist or cannot be written, or the path is a pipe.
         MissingExtraError: pyarrow is not installed.
     """
     arrow = require("pyarrow", "parquet", "writing a parquet file")
     parquet = require("pyarrow.parquet", "parquet", "writing a parquet file")
     schema = _schema(arrow)
-    count = 0
-    with atomic_path(Path(path)) as target, parquet.ParquetWriter(target, schema) as writer:
-        for batch in _batched(rows, 1000):
-            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
-            count += len(batch)
+    path, count = Path(path), 0
+    try:
+        with atomic_path(path) as target, parquet.ParquetWriter(target, schema) as writer:
+            for batch in _batched(rows, 1000):
+                writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+                count += len(batch)
+    except OSError as error:  # a pipe has no positions, which parquet needs
+        raise DataError(f"cannot write {path}: {error}; give the name of a regular file") from error
     return count
 
 
