@@ -100,7 +100,7 @@ def test_an_episode_that_a_too_long_first_passage_ends_is_counted() -> None:
 
 
 def test_first_passages_that_are_all_too_long_are_found() -> None:
-    with pytest.raises(ConfigError, match=r"all 1 gold episodes .*max_observation_tokens 500"):
+    with pytest.raises(ConfigError, match=r"all gold episodes \(1\) .*max_observation_tokens 500"):
         check(CASES[:1], search=long_search)
 
 

@@ -138,13 +138,13 @@ def test_a_pipe_may_be_compressed(tmp_path: Path) -> None:
 def test_standard_input_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     standard_input(monkeypatch, b"one\n")
     assert list(numbered_lines(STANDARD_STREAM)) == [(1, b"one\n")]
-    with pytest.raises(DataError, match="standard input can be read only once"):
+    with pytest.raises(DataError, match="standard input is closed or was read already"):
         list(numbered_lines(STANDARD_STREAM))
 
 
 def test_a_closed_standard_input_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(DataError, match="standard input"):
+    with pytest.raises(DataError, match="standard input is closed"):
         list(numbered_lines(STANDARD_STREAM))
 
 

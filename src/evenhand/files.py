@@ -59,7 +59,9 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
 def _standard_input() -> io.BufferedReader:
     # Whoever reads standard input closes it, so that a second reader finds out.
     if sys.stdin is None or sys.stdin.closed or sys.stdin.buffer.closed:
-        raise DataError("standard input can be read only once and is used up; give - once")
+        raise DataError(
+            "standard input is closed or was read already; give - once, and something to read"
+        )
     stream: Any = sys.stdin.buffer  # a host program may have put another kind there
     return stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)
 

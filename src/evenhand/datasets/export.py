@@ -31,6 +31,7 @@ def verl_rows(
 
     `data_source` chooses the scorer: verl's own knows `searchR1_nq` and its like, Search-R1's and
     CalibAdv's know `nq`; both refuse other names unless a reward function of your own is set.
+    Whatever it says, `extra_info.dataset` names the set, so that ids stay apart.
 
     Args:
         questions: in the order of the rows; `extra_info.index` counts them from 0.
@@ -57,6 +58,7 @@ def verl_rows(
                 "split": part,
                 "index": index,
                 "id": question.id,
+                "dataset": question.dataset,
                 "question": question.question,
                 "hops": question.hops,
                 "supporting_titles": None if titles is None else list(titles),
@@ -99,8 +101,8 @@ def _schema(arrow: Any) -> Any:
     text, texts = arrow.string(), arrow.list_(arrow.string())
     message = arrow.struct([("role", text), ("content", text)])
     truth = arrow.struct([("target", texts)])
-    extra = [("split", text), ("index", arrow.int64()), ("id", text), ("question", text),
-             ("hops", arrow.int64()), ("supporting_titles", texts)]  # fmt: skip
+    extra = [("split", text), ("index", arrow.int64()), ("id", text), ("dataset", text),
+             ("question", text), ("hops", arrow.int64()), ("supporting_titles", texts)]  # fmt: skip
     return arrow.schema(
         [
             ("data_source", text),

@@ -98,7 +98,8 @@ def unique_questions(questions: Iterable[tuple[Question, str]]) -> Iterator[Ques
         key = (question.dataset, question.id)
         if key in seen:
             raise DataError(
-                f"{where}, field id: {question.id!r} occurs a second time; ids are unique in a set"
+                f"{where}, field id: {question.id!r} occurs a second time in the set "
+                f"{question.dataset or 'without a name'}; an id names one question of a set"
             )
         seen.add(key)
         yield question
@@ -150,7 +151,8 @@ def question_from_dict(
     """
     metadata, extra = _mapping(data, "metadata", where), _mapping(data, "extra_info", where)
     source = data.get("data_source")
-    named = data.get("dataset") or (source and str(source).removeprefix(VERL_PREFIX))
+    named = data.get("dataset") or extra.get("dataset")
+    named = named or (source and str(source).removeprefix(VERL_PREFIX))
     name = dataset or (str(named) if named else default_dataset)
     question = _question(data, extra, where)
     golds = _golds(data, where)
@@ -161,7 +163,7 @@ def question_from_dict(
         metadata.pop(key, None)
         extra.pop(key, None)
     identity = _id(data, extra, name, question, golds, where)
-    rest = {key: value for key, value in extra.items() if key not in ("id", "question")}
+    rest = {key: value for key, value in extra.items() if key not in ("id", "dataset", "question")}
     titles = _titles(lifted["supporting_titles"], metadata, where)
     stored = {
         "id": (identity,),

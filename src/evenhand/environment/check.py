@@ -162,12 +162,7 @@ def check_environment(
             tokenizer, gold_turns(case, limits=limits, think_in_prompt=think_in_prompt)
         )
         outcomes: list[SearchOutcome] = []
-
-        def recorded(query: str, outcomes: list[SearchOutcome] = outcomes) -> SearchOutcome:
-            outcomes.append(search(query))
-            return outcomes[-1]
-
-        trajectory = run_episode(start(), policy, recorded)
+        trajectory = run_episode(start(), policy, _recorded(search, outcomes))
         if _is_too_long(trajectory, outcomes, limits, tokenizer):
             too_long += 1
             continue
@@ -186,14 +181,14 @@ def check_environment(
         searches += len(shown)
         documents += sum(map(len, shown))
         longest = max(longest, sum(s.n_tokens for s in trajectory.segments))
-    if too_long and not episodes:
-        raise ConfigError(
-            f"all {too_long} gold episodes ended with context_limit, because the first passage "
-            f"they found is longer than max_observation_tokens {limits.max_observation_tokens}; raise "
-            "it or cut the passages"
-        )
     if not episodes:
-        raise ConfigError("check_environment needs at least one case, got none")
+        raise ConfigError(
+            f"all gold episodes ({too_long}) ended with context_limit, because a first passage is "
+            f"longer than max_observation_tokens {limits.max_observation_tokens}; raise it or cut "
+            "the passages"
+            if too_long
+            else "check_environment needs at least one case, got none"
+        )
     return CheckSummary(episodes, searches, documents, longest, too_long)
 
 
@@ -227,6 +222,14 @@ def _check_prompt(where: str, case: GoldCase, template: str | Template) -> None:
     if not any(valid_unicode(case.question).strip() in content for content in contents):
         _broken(where, f"the prompt does not hold the question, got {contents[-1]!r:.80}; a "
                 "template inserts it unchanged")  # fmt: skip
+
+
+def _recorded(search: SearchFunction, outcomes: list[SearchOutcome]) -> SearchFunction:
+    def recording(query: str) -> SearchOutcome:
+        outcomes.append(search(query))
+        return outcomes[-1]
+
+    return recording
 
 
 def _is_too_long(
