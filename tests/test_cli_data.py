@@ -225,7 +225,7 @@ def test_a_note_names_five_ids_and_counts_the_rest(run: Any, folder: Path) -> No
         (["export", "nq", "--to", "jsonl", "-o", "x", "--template", "plain"], "--template is of"),
         (["export", "nq", "--to", "jsonl", "-o", "x", "--split", "dev"], "--split is of no use"),
         (["export", "nq", "--to", "jsonl", "-o", "x", "--data-source", "m"], "--data-source is of"),
-        (["export", "nq", "--to", "jsonl", "-o", "no/x"], "the folder no does not exist"),
+        (["export", "nowhere.jsonl", "--to", "jsonl", "-o", "no/x"], "folder no does not exist"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_leaves_two(

@@ -194,13 +194,11 @@ def get_convention(name: str) -> Convention:
 
 
 def folded(text: str) -> str:
-    """Return the text in Unicode form C, case folded, with blanks squeezed.
+    """Return the text brought to Unicode form C, case folded, with blanks squeezed.
 
     This is what decides whether two titles or passages are the same.
     """
-    # Folding may leave form C again, as for some letters with two marks.
-    text = unicodedata.normalize("NFC", text).casefold()
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 def normalise(text: str, convention: str = "squad") -> str:
