@@ -120,12 +120,12 @@ def with_progress(items: Iterable[T], noun: str) -> Iterator[T]:
         progress.stop()
 
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Return `text` with U+FFFD for each control character but line break and tab.
+    """Return `text` with U+FFFD for control characters, which could drive a terminal.
 
-    Passages and questions may hold escape sequences, which would act on the terminal.
+    Tabs and line feeds stay.
     """
     return _CONTROLS.sub("\ufffd", text)
