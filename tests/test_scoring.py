@@ -213,6 +213,7 @@ def test_an_answer_that_is_no_text_is_a_data_error(score: Any) -> None:
 
 
 @given(TEXTS)
+@example("H\u0307\u0331")  # h with the lower mark is one character, H is not
 @example("\N{GREEK SMALL LETTER ALPHA}\u0345\u0301")  # folding turns one mark into a letter
 def test_folding_is_blind_to_unicode_form_case_and_blanks_and_changes_nothing_twice(
     text: str,

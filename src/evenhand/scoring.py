@@ -198,7 +198,9 @@ def folded(text: str) -> str:
 
     This is what decides whether two titles or passages are the same.
     """
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+    # Form C may join a letter and a mark in lower case only, so folding can leave it.
+    text = unicodedata.normalize("NFC", text).casefold()
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def normalise(text: str, convention: str = "squad") -> str:
