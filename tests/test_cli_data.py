@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +76,33 @@ def test_list_says_what_is_there_and_where(run: Any, folder: Path) -> None:
     assert f"further corpus: {folder / 'corpora/extra_corpus.jsonl'} (2 passages)" in out
 
 
+def test_list_never_points_to_the_hub_if_a_folder_was_given(
+    run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Also if it is the one that is looked at when none is given.
+    monkeypatch.delenv("EVENHAND_DATA")
+    here = tmp_path / "deep" / "er"
+    here.mkdir(parents=True)
+    (tmp_path / "deep" / "shared").mkdir()
+    folder.rename(tmp_path / "deep" / "shared" / "data")
+    monkeypatch.chdir(here)
+    for arguments, expected in (((), "hub"), (("--data", "../shared/data"), "not found")):
+        lines = [cells(line) for line in run("list", *arguments)[1].splitlines()]
+        assert ["nq", "train", expected, "-", "-", "-"] in lines
+
+
+def test_list_says_on_a_terminal_that_it_works(folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from evenhand.cli import run; run()", "data", "list"]
+    environment = {**os.environ, "TERM": "xterm", "EVENHAND_DATA": str(folder)}
+    subprocess.run(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=theirs, check=True, timeout=60
+    )
+    os.close(theirs)
+    assert b"counting questions and passages" in os.read(ours, 10_000)
+    os.close(ours)
+
+
 def test_list_without_a_folder_points_to_the_hub(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVENHAND_DATA")
     code, out, _ = run("list")
@@ -90,6 +122,20 @@ def test_show_prints_question_and_answers(run: Any) -> None:
         "  set nq, hops 1, answer in corpus yes, has level",
     ]
     assert err == "1 of 2 questions\n"
+
+
+def test_show_lets_no_control_character_through(run: Any, folder: Path) -> None:
+    texts = {"question": "a\x1b[31mb\x9b1mc :cat: [d] e\\", "golden_answers": ["f\x07"]}
+    write(folder / "questions/nq_test.jsonl", {**LOUVRE, **texts, "id": "t\x1b0"})
+    out = run("show", "nq")[1]
+    assert out.startswith("t\ufffd0: a\ufffd[31mb\ufffd1mc :cat: [d] e\\\n")
+    assert "golden answers: f\ufffd" in out
+    assert json.loads(run("show", "nq", "--json")[1])["id"] == "t\x1b0"
+
+
+def test_check_lets_no_control_character_through(run: Any, folder: Path) -> None:
+    write(folder / "questions/nq_test.jsonl", {**SEINE, "id": "x\x1b[2J"})
+    assert "(x\ufffd[2J)" in run("check", "nq")[1]
 
 
 def test_show_finds_an_id(run: Any) -> None:
@@ -175,6 +221,11 @@ def test_a_note_names_five_ids_and_counts_the_rest(run: Any, folder: Path) -> No
         (["show", "nq", "--data", "nowhere"], "the data folder nowhere is not a directory"),
         (["export", "nq", "--to", "verl", "-o", "-"], "standard output"),
         (["export", "nq", "--to", "csv", "-o", "x"], "csv"),
+        (["export", "nq", "nq", "--to", "jsonl", "-o", "x"], "nq, field id: 't0' occurs a second"),
+        (["export", "nq", "--to", "jsonl", "-o", "x", "--template", "plain"], "--template is of"),
+        (["export", "nq", "--to", "jsonl", "-o", "x", "--split", "dev"], "--split is of no use"),
+        (["export", "nq", "--to", "jsonl", "-o", "x", "--data-source", "m"], "--data-source is of"),
+        (["export", "nowhere.jsonl", "--to", "jsonl", "-o", "no/x"], "folder no does not exist"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_leaves_two(
@@ -184,6 +235,14 @@ def test_a_wrong_call_is_one_line_and_leaves_two(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_standard_input_given_twice_is_an_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO(json.dumps(LOUVRE).encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
+    code, _, err = run("export", "-", "-", "--to", "jsonl", "-o", "x")
+    assert code == 2
+    assert "standard input is closed or was read already; give - once" in err
 
 
 def test_check_all_without_any_set_is_an_error(run: Any, tmp_path: Path) -> None:

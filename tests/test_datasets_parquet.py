@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def test_the_columns_are_those_that_verl_and_search_r1_read(tmp_path: Path) -> N
         "ability": "fact-reasoning",
         "reward_model": {"style": "rule", "ground_truth": {"target": ["Paris", "City of Paris"]}},
         "extra_info": {
-            "split": "dev", "index": 0, "id": "t0", "question": "Where is the Louvre?",
-            "hops": None, "supporting_titles": None,
+            "split": "dev", "index": 0, "id": "t0", "dataset": "nq",
+            "question": "Where is the Louvre?", "hops": None, "supporting_titles": None,
         },
     }  # fmt: skip
     assert [row["data_source"] for row in rows] == ["searchR1_nq", "searchR1_bamboogle", "mine"]
@@ -66,6 +67,18 @@ def test_an_exported_file_reads_back_with_ids_answers_and_titles(tmp_path: Path)
     for before, after in zip(QUESTIONS, read_questions(path), strict=True):
         for name in ("id", "question", "golden_answers", "dataset", "hops", "supporting_titles"):
             assert getattr(after, name) == getattr(before, name)
+
+
+def test_ids_of_different_sets_stay_apart_under_one_data_source(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    write_parquet(path, verl_rows(QUESTIONS, render, data_source="mine"))
+    read = list(read_questions(path))
+    assert [(question.dataset, question.id) for question in read] == [
+        ("nq", "t0"), ("bamboogle", "t0"), ("mine", "m0"),
+    ]  # fmt: skip
+    assert [question.metadata["extra_info"] for question in read] == [
+        {"split": "train", "index": at} for at in range(3)
+    ]
 
 
 def test_columns_keep_their_type_where_the_first_rows_hold_nothing(tmp_path: Path) -> None:
@@ -145,6 +158,16 @@ def test_a_place_that_cannot_be_written_is_a_data_error(tmp_path: Path) -> None:
         write_parquet(tmp_path / "no/x.parquet", [])
     with pytest.raises(DataError, match="is a directory"):
         write_parquet(tmp_path, [])
+
+
+def test_a_pipe_is_refused_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(DataError, match="give the name of a regular file"):
+        write_parquet(pipe, verl_rows(QUESTIONS, render))
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_an_exported_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:

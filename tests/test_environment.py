@@ -12,11 +12,13 @@ from evenhand.environment import (
     Episode,
     Generate,
     Limits,
+    ScriptedPolicy,
     Search,
     preset,
     response_tokens,
+    run_episode,
 )
-from evenhand.errors import ConfigError, DataError
+from evenhand.errors import ConfigError, DataError, RetrievalError
 from evenhand.prompts import Notices
 from evenhand.protocol import Document
 from evenhand.trajectory import Kind, Segment, StopReason, Trajectory, parse_line, to_line
@@ -159,6 +161,56 @@ def test_a_failed_search_ends_the_episode_and_leaves_it_unscored(
     notice = trajectory.segments[-1]
     assert (notice.error, notice.text, notice.n_tokens) == ("503 after 3 tries", "", 0)
     assert trajectory.executed_searches() == [1]
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (Document("1", "T", "t", float("nan")), "score is no finite number: nan"),
+        (Document("1", "T", "t", 10**400), "score is no finite number"),
+        (Document("1", "T", "t", {1, 2}), "score is no finite number"),  # type: ignore[arg-type]
+        (Document("1", None, "t"), "title is no text: None"),  # type: ignore[arg-type]
+        (Document("1", "T", b"t"), "text is no text"),  # type: ignore[arg-type]
+        (Document(True, "T", "t"), "id is no text"),  # type: ignore[arg-type]
+        (Document("", "T", "t"), "empty id"),
+    ],
+)
+def test_a_document_with_an_unusable_field_is_a_failed_search(
+    found: Document, message: str
+) -> None:
+    trajectory = play([search()], Found((document(), found)))
+    assert kinds(trajectory) == ["search", "notice"]
+    assert trajectory.stop_reason is StopReason.FAILED
+    error = trajectory.segments[-1].error
+    assert error is not None
+    assert "number 2" in error
+    assert message in error
+
+
+def test_numbers_of_other_types_in_documents_survive_the_file() -> None:
+    found = Document(np.int64(7), "T", "t", np.float32(1.5))  # type: ignore[arg-type]
+    trajectory = play([search(), answer()], Found((found,)))
+    assert trajectory.segments[2].documents == (Document("7", "T", "t", 1.5),)
+    assert parse_line(to_line(trajectory), "line 1") == trajectory
+
+
+def test_a_search_that_raises_a_retrieval_error_keeps_the_rollout() -> None:
+    def down(_: str) -> Found:
+        raise RetrievalError("no route")
+
+    episode = Episode("Q?", tokenizer=CHARACTERS, template=bare)
+    trajectory = run_episode(episode, ScriptedPolicy(CHARACTERS, [search()]), down)
+    assert trajectory.stop_reason is StopReason.FAILED
+    assert trajectory.segments[-1].error == "no route"
+
+
+def test_another_exception_of_a_search_passes_through() -> None:
+    def broken(_: str) -> Found:
+        raise ZeroDivisionError
+
+    episode = Episode("Q?", tokenizer=CHARACTERS, template=bare)
+    with pytest.raises(ZeroDivisionError):
+        run_episode(episode, ScriptedPolicy(CHARACTERS, [search()]), broken)
 
 
 def test_something_else_than_documents_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from evenhand.environment import PRESETS, Limits, Turn
+from evenhand.errors import RetrievalError
 from evenhand.testing.tokenizers import CharacterTokenizer
 from evenhand.trajectory import StopReason
 from searching import Found, answer, document, kinds, search
@@ -45,6 +46,22 @@ def test_the_asynchronous_loop_drives_an_episode(names: dict[str, Any]) -> None:
 
     trajectory = asyncio.run(names["rollout"]("Q?", characters, generate, find))
     assert kinds(trajectory) == ["search", "information", "invalid", "notice", "answer"]
+
+
+def test_the_asynchronous_loop_keeps_the_rollout_of_a_search_that_raises(
+    names: dict[str, Any],
+) -> None:
+    characters = CharacterTokenizer()
+
+    async def generate(*_: Any) -> Turn:
+        return Turn(characters.encode(search("q")))
+
+    async def down(_: str) -> Found:
+        raise RetrievalError("no route")
+
+    trajectory = asyncio.run(names["rollout"]("Q?", characters, generate, down))
+    assert trajectory.stop_reason is StopReason.FAILED
+    assert trajectory.segments[-1].error == "no route"
 
 
 def test_the_synchronous_example_answers(names: dict[str, Any]) -> None:

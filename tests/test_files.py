@@ -1,14 +1,27 @@
-"""Output appears whole or not at all."""
+"""Files are read whatever packs them, and output appears whole or not at all."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from evenhand.errors import DataError
-from evenhand.files import atomic_write
+from evenhand.files import (
+    STANDARD_STREAM,
+    atomic_path,
+    atomic_write,
+    check_output,
+    is_parquet,
+    numbered_lines,
+    parquet_rows,
+)
 
 
 def test_a_failure_leaves_the_earlier_file_and_no_litter(tmp_path: Path) -> None:
@@ -61,3 +74,85 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a directory"), atomic_write(tmp_path):
         pass
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_path(pipe) as target:
+        assert target == pipe
+        target.write_bytes(b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_device_is_a_good_output_though_its_folder_is_not() -> None:
+    assert check_output(Path(os.devnull)) == Path(os.devnull)
+
+
+def test_a_failed_block_leaves_no_temporary_path(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "out") as target:
+        target.write_bytes(b"half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compressed_file_that_is_cut_names_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "cut.gz"
+    path.write_bytes(gzip.compress(b"one\n" * 100_000)[:-20])
+    with pytest.raises(DataError, match=r"reading failed after line \d+: .*cut or damaged"):
+        list(numbered_lines(path))
+
+
+def test_damage_inside_a_compressed_file_is_a_data_error(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gz"
+    # Bytes that no deflate stream starts with: zlib raises an error of its own.
+    path.write_bytes(gzip.compress(b"")[:10] + b"\xff" * 40)
+    with pytest.raises(DataError, match=r"bad\.gz: reading failed after line 0"):
+        list(numbered_lines(path))
+
+
+def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_may_be_compressed(
+    pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standard_input(monkeypatch, pack(b"one\n\ntwo\n"))
+    assert list(numbered_lines(STANDARD_STREAM)) == [(1, b"one\n"), (3, b"two\n")]
+
+
+def test_a_pipe_may_be_compressed(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    thread = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(b"one\n"),))
+    thread.start()
+    assert list(numbered_lines(pipe)) == [(1, b"one\n")]
+    thread.join()
+
+
+def test_standard_input_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    standard_input(monkeypatch, b"one\n")
+    assert list(numbered_lines(STANDARD_STREAM)) == [(1, b"one\n")]
+    with pytest.raises(DataError, match="standard input is closed or was read already"):
+        list(numbered_lines(STANDARD_STREAM))
+
+
+def test_a_closed_standard_input_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="standard input is closed"):
+        list(numbered_lines(STANDARD_STREAM))
+
+
+def test_text_in_a_table_that_is_not_utf_8_is_a_data_error(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "bad.parquet"
+    parquet.write_table(arrow.table({"a": arrow.array([b"\xff"]).view(arrow.string())}), path)
+    assert is_parquet(path)
+    with pytest.raises(DataError, match="reading failed after row 0"):
+        list(parquet_rows(path))

@@ -207,6 +207,12 @@ def test_a_supporting_title_is_found_through_case_and_unicode_form() -> None:
     assert not useful(shown, supporting_titles=("Café",))
 
 
+def test_a_supporting_title_is_found_through_blanks() -> None:
+    # `evenhand data check` squeezes blanks too: both must agree on what is found.
+    shown = Document("5", "Café  de\u00a0Flore ", "A café.")
+    assert useful(shown, supporting_titles=("Café de Flore",))
+
+
 def test_known_titles_decide_alone() -> None:
     assert not useful(PARIS, supporting_titles=("France",))
 

@@ -199,6 +199,31 @@ def test_missing_or_foreign_golds_are_a_data_error(score: Any, golds: list[Any])
         score("Paris", golds)
 
 
+@pytest.mark.parametrize("score", [exact_match, f1, contains, token_scores])
+@pytest.mark.parametrize("golds", [None, 5, np.array("Paris")])
+def test_golds_that_are_no_list_are_a_data_error(score: Any, golds: Any) -> None:
+    with pytest.raises(DataError, match="accepted answers must be a list of texts"):
+        score("Paris", golds)
+
+
+@pytest.mark.parametrize("score", [exact_match, f1, contains, token_scores])
+def test_an_answer_that_is_no_text_is_a_data_error(score: Any) -> None:
+    with pytest.raises(DataError, match="an answer must be text or None, got 5"):
+        score(5, ["5"])
+
+
+@given(TEXTS)
+@example("H\u0307\u0331")  # h with the lower mark is one character, H is not
+@example("\N{GREEK SMALL LETTER ALPHA}\u0345\u0301")  # folding turns one mark into a letter
+def test_folding_is_blind_to_unicode_form_case_and_blanks_and_changes_nothing_twice(
+    text: str,
+) -> None:
+    once = scoring.folded(text)
+    assert scoring.folded(once) == once
+    assert scoring.folded(f" {unicodedata.normalize('NFD', text)}\t") == once
+    assert scoring.folded(unicodedata.normalize("NFC", text).casefold()) == once
+
+
 # --- where the conventions differ ----------------------------------------------------------------
 
 

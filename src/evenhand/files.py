@@ -1,4 +1,4 @@
-"""Reading and writing text files: gzip by suffix, output that appears whole or not at all."""
+"""Reading and writing files: gzip by content, parquet, output that appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import io
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
-from evenhand.errors import DataError
+from evenhand.errors import DataError, require
 
 GZIP_MAGIC = b"\x1f\x8b"
-
+PARQUET_MAGIC = b"PAR1"
 
 STANDARD_STREAM = Path("-")
 """The name that stands for standard input (or output) on the command line."""
+
+# --- reading -------------------------------------------------------------------------------------
 
 
 def check_input(path: Path) -> Path:
@@ -34,16 +37,33 @@ def check_input(path: Path) -> Path:
     return path
 
 
-def open_lines(path: Path) -> BinaryIO:
-    """Open a file of lines for reading bytes; gzip is recognised by content, not by name."""
+@contextmanager
+def open_lines(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of lines for reading bytes; gzip is recognised by content, not by name.
+
+    Standard input (`-`) and pipes may be compressed too.
+
+    Raises:
+        DataError: the file cannot be read, or standard input was read before.
+    """
     check_input(path)
-    if path == STANDARD_STREAM:
-        return sys.stdin.buffer
-    if not path.is_file():  # a pipe cannot be looked at twice
-        return cast(BinaryIO, path.open("rb"))
-    with path.open("rb") as file:
-        compressed = file.read(2) == GZIP_MAGIC
-    return cast(BinaryIO, gzip.open(path, "rb") if compressed else path.open("rb"))
+    with _standard_input() if path == STANDARD_STREAM else path.open("rb") as file:
+        # A pipe cannot be read twice, so the first bytes are looked at and left where they are.
+        if file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC):
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast(BinaryIO, unpacked)
+        else:
+            yield file
+
+
+def _standard_input() -> io.BufferedReader:
+    # Whoever reads standard input closes it, so that a second reader finds out.
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.buffer.closed:
+        raise DataError(
+            "standard input is closed or was read already; give - once, and something to read"
+        )
+    stream: Any = sys.stdin.buffer  # a host program may have put another kind there
+    return stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -58,20 +78,60 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, line
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise DataError(
                 f"{path}: reading failed after line {number}: {error}; the file is cut or damaged"
             ) from error
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file holds parquet, by its first bytes; never true of standard input or a pipe."""
+    check_input(path)
+    if path == STANDARD_STREAM or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield `(row number from 1, row)` for each row of a parquet file; only a part is held.
+
+    Raises:
+        DataError: the file is damaged, with the last row that was read.
+        MissingExtraError: pyarrow is not installed.
+    """
+    parquet = require("pyarrow.parquet", "parquet", "reading a parquet file")
+    arrow_error = require("pyarrow", "parquet", "reading a parquet file").ArrowException
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (arrow_error, OSError, UnicodeDecodeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{path}: reading failed after row {number}: {reason}; the file is cut or damaged"
+        ) from error
+
+
+# --- writing -------------------------------------------------------------------------------------
 
 
 def check_output(path: Path) -> Path:
     """Return `path` if a file can be written there, so that long work does not end in an error.
 
     Raises:
-        DataError: it is a directory, or its folder does not exist or cannot be written.
+        DataError: it is a directory, a device or pipe that cannot be written, or its folder does
+            not exist or cannot be written.
     """
     if path.is_dir():
         raise DataError(f"{path} is a directory; give the name of a file to write")
+    if _is_special(path):
+        if not os.access(path, os.W_OK):
+            raise DataError(f"cannot write {path} (permission denied)")
+        return path
     if not path.parent.is_dir():
         raise DataError(f"cannot write {path}: the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
@@ -79,52 +139,63 @@ def check_output(path: Path) -> Path:
     return path
 
 
+def _is_special(path: Path) -> bool:
+    """Whether a path is a device or a pipe: renaming a file over it would destroy it."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file that replaces `path` when the block ends without an error.
+
+    The file lies in the same folder, is flushed to disk and then renamed over `path`. If the block
+    raises, it is removed and an earlier file at `path` stays untouched. A device or a pipe is not
+    replaced: its own path is given, and what the block writes goes there at once.
+
+    Raises:
+        DataError: see `check_output`; or writing fails.
+    """
+    check_output(path)
+    if _is_special(path):
+        yield path
+        return
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}: {path.parent}") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        # mkstemp gives 0600; the result should look like any other file of this user.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open `path` for writing text; it appears whole when the block ends without an error.
 
-    The text goes to a temporary file in the same folder, which is flushed to disk and then renamed
-    over `path`. If the block raises, an earlier file at `path` stays untouched. A name that ends in
-    `.gz` is compressed. The bytes do not depend on the time of writing.
+    See `atomic_path`. A name that ends in `.gz` is compressed. The bytes do not depend on the time
+    of writing.
 
     Raises:
-        DataError: the folder does not exist or cannot be written.
+        DataError: see `check_output`; or writing fails.
     """
-    if path.is_dir():
-        raise DataError(f"{path} is a directory; give the name of a file to write")
-    if (
-        path.exists() and not path.is_file()
-    ):  # a device or a pipe: renaming over it would destroy it
-        with path.open("w", encoding="utf-8", newline="\n") as stream:
-            yield stream
-        return
-    check_output(path)
-    try:
-        handle, temporary = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
-        )
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}: {path.parent}") from error
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
-                    yield from _text_over(cast(BinaryIO, packed))
-            else:
-                yield from _text_over(raw)
-            raw.flush()
-            os.fsync(raw.fileno())
-        # mkstemp gives 0600; the result should look like any other file of this user.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_path(path) as target, target.open("wb") as raw:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
+                yield from _text_over(cast(BinaryIO, packed))
+        else:
+            yield from _text_over(raw)
 
 
 def _text_over(binary: BinaryIO) -> Iterator[IO[str]]:

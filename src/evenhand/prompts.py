@@ -3,7 +3,8 @@
 A template turns a question into what the policy reads first: one bare string, or chat messages for
 the chat template of a model. It is given by name, as `module:function`, or as a text file that
 holds `{question}`. A question is inserted literally: braces and tags in it change nothing. (The
-templates of Search-R1 add a missing question mark, as its data scripts do.)
+templates of Search-R1 drop the blanks around it and add a missing question mark, as its data
+scripts do.)
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ def render_prompt(
     Args:
         template: see `resolve_template`.
         question: inserted as it is, but for two things: half surrogate pairs, which no tokenizer
-            can read, become U+FFFD, and the two templates of Search-R1 add a missing question mark.
+            can read, become U+FFFD, and the two templates of Search-R1 drop the blanks around
+            it and add a missing question mark.
         think_in_prompt: append the opening `<think>`, so that the policy neither writes nor learns
             it (CalibAdv's third component, arXiv 2604.18235). Messages get it as the beginning of
             the assistant's message, which the chat template must continue, not close.

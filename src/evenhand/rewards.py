@@ -10,7 +10,6 @@ Policy faults (no answer, a broken format, truncation) are scored; an environmen
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,14 +83,10 @@ def found_useful_document(trajectory: Trajectory) -> bool:
         for document in trajectory.segments[at + 1].documents or ()
     ]
     if trajectory.supporting_titles:
-        wanted = {_folded(title) for title in trajectory.supporting_titles}
-        return any(_folded(document.title) in wanted for document in shown)
+        wanted = {scoring.folded(title) for title in trajectory.supporting_titles}
+        return any(scoring.folded(document.title) in wanted for document in shown)
     golds = [gold for gold in trajectory.golden_answers or () if not scoring.is_closed_answer(gold)]
     return bool(golds) and any(scoring.contains(document.text, golds) for document in shown)
-
-
-def _folded(title: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", title).casefold())
 
 
 def _golds(trajectory: Trajectory) -> tuple[str, ...]:

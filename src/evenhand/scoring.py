@@ -193,6 +193,16 @@ def get_convention(name: str) -> Convention:
         ) from None
 
 
+def folded(text: str) -> str:
+    """Return the text brought to Unicode form C, case folded, with blanks squeezed.
+
+    This is what decides whether two titles or passages are the same.
+    """
+    # Form C may join a letter and a mark in lower case only, so folding can leave it.
+    text = unicodedata.normalize("NFC", text).casefold()
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
 def normalise(text: str, convention: str = "squad") -> str:
     """Return the form of `text` that is compared: words separated by single blanks.
 
@@ -225,12 +235,13 @@ def exact_match(
     word (`"a"` against `"A"`), or is the same text but for case and blanks (`"*"` against `"*"`).
 
     Raises:
-        DataError: no gold, or a gold that is not text.
+        DataError: no gold, or a gold or prediction that is not text.
         ConfigError: unknown convention.
 
     Source: Rajpurkar et al. 2016 (SQuAD) and its script for v1.1.
     """
     rule, accepted = get_convention(convention), _accepted(golds)
+    _check_prediction(prediction)
     if prediction is None:
         return 0.0
     mine = rule.normalise(prediction)
@@ -259,12 +270,13 @@ def token_scores(
         convention: `squad`, `hotpotqa` or `lenient`.
 
     Raises:
-        DataError: no gold, or a gold that is not text.
+        DataError: no gold, or a gold or prediction that is not text.
         ConfigError: unknown convention.
 
     Source: Rajpurkar et al. 2016 (SQuAD); Yang et al. 2018 (HotpotQA) for the closed answers.
     """
     rule, accepted = get_convention(convention), _accepted(golds)
+    _check_prediction(prediction)
     if prediction is None:
         return TokenScore(0.0, 0.0, 0.0)
     mine = rule.normalise(prediction)
@@ -289,10 +301,11 @@ def contains(
         convention: `squad`, `hotpotqa` (the same here) or `lenient`.
 
     Raises:
-        DataError: no gold, or a gold that is not text.
+        DataError: no gold, or a gold or prediction that is not text.
         ConfigError: unknown convention.
     """
     rule, accepted = get_convention(convention), _accepted(golds)
+    _check_prediction(prediction)
     if prediction is None:
         return 0.0
     mine = rule.normalise(prediction)
@@ -313,11 +326,7 @@ def _matches(prediction: str, mine: str, gold: str, rule: Convention) -> bool:
         return False
     if mine or any(char.isalnum() for char in prediction):
         return True
-    return _same_text(prediction) == _same_text(gold) != ""
-
-
-def _same_text(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+    return folded(prediction) == folded(gold) != ""
 
 
 def _overlap(prediction: str, gold: str, closed: frozenset[str]) -> TokenScore:
@@ -331,9 +340,17 @@ def _overlap(prediction: str, gold: str, closed: frozenset[str]) -> TokenScore:
     return TokenScore(2 * precision * recall / (precision + recall), precision, recall)
 
 
+def _check_prediction(prediction: str | None) -> None:
+    if prediction is not None and not isinstance(prediction, str):
+        raise DataError(f"an answer must be text or None, got {prediction!r:.40}")
+
+
 def _accepted(golds: str | Iterable[str]) -> tuple[str, ...]:
-    # Iterating a bare string would compare with its letters.
-    accepted = (golds,) if isinstance(golds, str) else tuple(golds)
+    try:
+        # Iterating a bare string would compare with its letters.
+        accepted = (golds,) if isinstance(golds, str) else tuple(golds)
+    except TypeError:
+        raise DataError(f"accepted answers must be a list of texts, got {golds!r:.40}") from None
     if not accepted:
         raise DataError("the list of accepted answers is empty; give at least one answer")
     for gold in accepted:

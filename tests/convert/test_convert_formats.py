@@ -75,7 +75,7 @@ def test_files_of_the_same_name_give_different_ids(tmp_path):
 def test_an_id_that_occurs_in_two_of_our_files_is_an_error(tmp_path):
     for name in ("a", "b"):
         write_trajectories(tmp_path / f"{name}.jsonl", converted("7.jsonl"))
-    with pytest.raises(DataError, match=r"b\.jsonl, field id: '7-1' occurs a second time"):
+    with pytest.raises(DataError, match=r"b\.jsonl, line 1, field id: '7-1' occurs a second time"):
         list(open_trajectories([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]))
 
 
@@ -83,6 +83,26 @@ def test_standard_input_is_read(monkeypatch):
     raw = io.BytesIO((DATA / "7.jsonl").read_bytes())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw, encoding="utf-8"))
     assert [t.id for t in open_trajectories("-")] == [f"stdin-{n}" for n in (1, 2, 3, 4)]
+
+
+def test_a_repeated_id_names_its_line(tmp_path):
+    path = tmp_path / "own.jsonl"
+    write_trajectories(path, converted("7.jsonl"))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], lines[1]]))
+    with pytest.raises(DataError, match=r"own\.jsonl, line 4, field id: '7-2' occurs"):
+        list(open_trajectories(path))
+
+
+def test_standard_input_cannot_be_given_twice():
+    with pytest.raises(DataError, match="standard input can be read only once; give - once"):
+        list(open_trajectories(["-", "-"]))
+
+
+def test_compressed_standard_input_is_read(monkeypatch):
+    raw = io.BytesIO(gzip.compress((DATA / "7.jsonl").read_bytes()))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw, encoding="utf-8"))
+    assert len(list(open_trajectories("-"))) == 4
 
 
 def test_compressed_files_are_read(tmp_path):

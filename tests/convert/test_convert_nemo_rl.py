@@ -122,6 +122,7 @@ def test_texts_that_do_not_fit_the_mask_are_an_error(tmp_path, texts):
         ("token_loss_mask", None),
         ("token_loss_mask", [[0, "x"]]),
         ("token_loss_mask", [[]]),
+        ("token_loss_mask", [[0, 1, float("nan")]]),
         ("token_ids", [[1, 2]]),
         ("token_ids", [[0.5] * 27]),
         ("token_ids", [[2**70] * 27]),

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from evenhand.cli.common import console, plain_table
+from evenhand.cli.common import console, plain_table, printable
 from evenhand.datasets import catalogue
 from evenhand.datasets.catalogue import SETS, UNION
 from evenhand.datasets.checks import CorpusIndex, Finding, QuestionReport, check_questions
@@ -23,10 +23,11 @@ from evenhand.datasets.questions import (
     VERL_PREFIX,
     Question,
     question_to_line,
+    unique_questions,
     write_questions,
 )
 from evenhand.errors import ConfigError, DataError, EvenhandError
-from evenhand.files import STANDARD_STREAM, numbered_lines
+from evenhand.files import STANDARD_STREAM, check_output, numbered_lines
 from evenhand.protocol import Document
 
 app = typer.Typer(
@@ -62,13 +63,18 @@ class Layout(StrEnum):
 # --- output --------------------------------------------------------------------------------------
 
 
+def _say(text: str, *, err: bool = False) -> None:
+    typer.echo(printable(text), err=err)
+
+
 def _print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], names: int) -> None:
     """Print a table whose first `names` columns are text and the others numbers."""
     table = plain_table(*headers)
     for column in table.columns[:names]:
         column.justify = "left"
     for row in rows:
-        table.add_row(*map(Text, row))  # a path may hold square brackets, Rich's markup
+        # A path or a name may hold square brackets, Rich's markup, or worse.
+        table.add_row(*[Text(printable(cell)) for cell in row])
     console().print(table)
 
 
@@ -76,7 +82,7 @@ def _print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], names: i
 def _working(what: str) -> Iterator[None]:
     """Show on a terminal that work goes on; nothing in a pipe."""
     out = console(err=True)
-    with out.status(what) if out.is_terminal else nullcontext():
+    with out.status(Text(printable(what))) if out.is_terminal else nullcontext():
         yield
 
 
@@ -93,6 +99,15 @@ def _share(part: int | None, whole: int | None) -> str:
 def list_sets(data: DataOption = None) -> None:
     """List the standard sets: splits, questions, own corpus, and where they are found."""
     folder = catalogue.data_folder(data)
+    with _working("counting questions and passages"):
+        rows, further = _listed(folder, on_hub=not catalogue.is_given(data))
+    _print_table(["set", "split", "where", "questions", "golds each", "own corpus"], rows, 3)
+    for path, count in further.items():
+        _say(f"further corpus: {path} ({count} passages)")
+
+
+def _listed(folder: Path | None, *, on_hub: bool) -> tuple[list[list[str]], dict[Path, int]]:
+    """Return the rows of the table, and the passages of the corpora that belong to no set."""
     rows = []
     for name, each in SETS.items():
         corpus = catalogue.find_corpus(name, folder) if folder else None
@@ -100,18 +115,19 @@ def list_sets(data: DataOption = None) -> None:
         for part in each.splits:
             path = catalogue.find_questions(name, part, folder) if folder else None
             if path is None:
-                explicit = folder is not None and folder != catalogue.DEFAULT_FOLDER
-                on_hub = not explicit and part != "dev_inferred"
-                rows.append([name, part, "hub" if on_hub else "not found", "-", "-", "-"])
+                hub = on_hub and part != "dev_inferred"
+                rows.append([name, part, "hub" if hub else "not found", "-", "-", "-"])
                 continue
             questions = catalogue.load_questions(f"{name}:{part}", data=folder)
             golds = sum(len(question.golden_answers) for question in questions)
             rows.append([name, part, str(path), str(len(questions)),
                          f"{golds / len(questions):.1f}", passages])  # fmt: skip
-    _print_table(["set", "split", "where", "questions", "golds each", "own corpus"], rows, 3)
-    for path in catalogue.corpora_in(folder) if folder else []:
-        if path.name.partition("_corpus")[0] not in SETS:
-            typer.echo(f"further corpus: {path} ({_count_lines(path)} passages)")
+    further = [
+        path
+        for path in (catalogue.corpora_in(folder) if folder else [])
+        if path.name.partition("_corpus")[0] not in SETS
+    ]
+    return rows, {path: _count_lines(path) for path in further}
 
 
 def _count_lines(path: Path) -> int:
@@ -146,14 +162,14 @@ def show(
             typer.echo(question_to_line(question))
         return
     for question in chosen:
-        typer.echo(f"{question.id}: {question.question}")
-        typer.echo(f"  golden answers: {' | '.join(question.golden_answers)}")
+        _say(f"{question.id}: {question.question}")
+        _say(f"  golden answers: {' | '.join(question.golden_answers)}")
         if question.supporting_titles:
-            typer.echo(f"  supporting titles: {' | '.join(question.supporting_titles)}")
+            _say(f"  supporting titles: {' | '.join(question.supporting_titles)}")
         facts = [("set", question.dataset), ("hops", question.hops),
                  ("answer in corpus", _yes_no(question.answer_in_corpus))]  # fmt: skip
         known = [f"{key} {value}" for key, value in facts if value is not None]
-        typer.echo(f"  {', '.join([*known, *(f'has {key}' for key in question.metadata)])}")
+        _say(f"  {', '.join([*known, *(f'has {key}' for key in question.metadata)])}")
     typer.echo(f"{len(chosen)} of {len(questions)} questions", err=True)
 
 
@@ -194,7 +210,7 @@ def check(
         except EvenhandError as error:
             if name != "all":
                 raise
-            typer.echo(f"evenhand: error: {error}", err=True)
+            _say(f"evenhand: error: {error}", err=True)
             failed = True
             continue
         rows.append(_report_row(job, report, index))
@@ -204,7 +220,7 @@ def check(
                    "flag agrees", "notes"]  # fmt: skip
         _print_table(headers, rows, 3)
     for note in notes:
-        typer.echo(note)
+        _say(note)
     if name == "all" and folder is not None:
         _check_union(folder)
     if failed:
@@ -290,7 +306,7 @@ def _check_union(folder: Path) -> None:
     )
     if empty:
         message = f"passage without text: {len(empty)}"
-        typer.echo(f"note: {UNION}: {_finding_text(Finding(message, tuple(empty)))}")
+        _say(f"note: {UNION}: {_finding_text(Finding(message, tuple(empty)))}")
 
 
 # --- export --------------------------------------------------------------------------------------
@@ -302,41 +318,70 @@ def export(
         list[str], typer.Argument(metavar="SET...", help="SET, SET:SPLIT or a file; joined.")
     ],
     to: Annotated[Layout, typer.Option("--to", help="Layout to write.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="File to write; - is standard output (jsonl only)."),
+    ],
     template: Annotated[
-        str,
-        typer.Option(help="Prompt template (verl, searchr1): a name, a file or module:function."),
-    ] = "searchr1",
+        str | None,
+        typer.Option(
+            help="Prompt template (verl, searchr1): a name, a file or module:function. "
+            "Default: searchr1."
+        ),
+    ] = None,
     part: Annotated[
         str | None,
-        typer.Option("--split", help="Value of extra_info.split. Default: from the SET, or train."),
+        typer.Option(
+            "--split",
+            help="Value of extra_info.split (verl, searchr1). Default: from the SET, or train.",
+        ),
     ] = None,
     data_source: Annotated[
         str | None,
-        typer.Option(help="Value of data_source, for a reward function of your own."),
+        typer.Option(
+            help="Value of data_source (verl, searchr1), for a reward function of your own."
+        ),
     ] = None,
     data: DataOption = None,
 ) -> None:
     """Write question sets for verl's and Search-R1's training scripts, or as JSON lines."""
-    questions: list[Question] = []
-    for name in names:
-        with _working(f"reading {name}"):
-            questions += catalogue.load_questions(name, data=data)
     if to is Layout.JSONL:
-        count = _write_jsonl(output, questions)
+        _refuse_unused({"--template": template, "--split": part, "--data-source": data_source})
+    elif out == STANDARD_STREAM:
+        raise ConfigError("parquet cannot be written to standard output; give a file with -o")
+    if out != STANDARD_STREAM:
+        check_output(out)
+    questions = _joined(names, data)
+    if to is Layout.JSONL:
+        count = _write_jsonl(out, questions)
     else:
-        if output == STANDARD_STREAM:
-            raise ConfigError("parquet cannot be written to standard output; give a file with -o")
         rows = verl_rows(
             questions,
-            _renderer(template),
+            _renderer(template or "searchr1"),
             part=part or _part_of(names),
             prefix=VERL_PREFIX if to is Layout.VERL else "",
             data_source=data_source,
         )
-        with _working(f"writing {output}"):
-            count = write_parquet(output, rows)
-    typer.echo(f"{count} questions written to {output}", err=True)
+        with _working(f"writing {out}"):
+            count = write_parquet(out, rows)
+    _say(f"{count} questions written to {out}", err=True)
+
+
+def _refuse_unused(options: dict[str, str | None]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} is of no use with --to jsonl, got {value!r}; leave it out or choose "
+                "--to verl or --to searchr1"
+            )
+
+
+def _joined(names: Sequence[str], data: Path | None) -> list[Question]:
+    pairs: list[tuple[Question, str]] = []
+    for name in names:
+        with _working(f"reading {name}"):
+            pairs += [(question, name) for question in catalogue.load_questions(name, data=data)]
+    return list(unique_questions(pairs))
 
 
 def _write_jsonl(output: Path, questions: Iterable[Question]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import unicodedata
 
 from evenhand.protocol import INFORMATION_CLOSE, INFORMATION_OPEN, Document
+from evenhand.scoring import folded
 
 RESPONSE_OPEN, RESPONSE_CLOSE = "<tool_response>", "</tool_response>"
 
@@ -21,13 +21,9 @@ def identity(title: str, text: str) -> str:
 
     Case, the form of Unicode, runs of blanks and quotes around the title make no difference.
     """
-    parts = (_normalised(unquoted(title)), _normalised(text))
+    parts = (folded(unquoted(title)), folded(text))
     encoded = "\x00".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, digest_size=8).hexdigest()
-
-
-def _normalised(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 def unquoted(title: str) -> str:

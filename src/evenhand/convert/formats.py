@@ -20,6 +20,7 @@ from evenhand.convert.transcripts import (
 from evenhand.convert.trl import is_trl, read_trl
 from evenhand.convert.verl import is_verl, read_verl
 from evenhand.errors import ConfigError, DataError
+from evenhand.files import STANDARD_STREAM
 from evenhand.plugins import did_you_mean
 from evenhand.trajectory import Trajectory, trajectory_from_dict
 
@@ -99,19 +100,28 @@ def open_trajectories(
 
 
 def _stream(paths: list[Path], source: str | None, count: Counter) -> Iterator[Trajectory]:
+    if paths.count(STANDARD_STREAM) > 1:
+        raise DataError("standard input can be read only once; give - once")
     seen: set[int] = set()
     for path, name in zip(paths, short_names(paths), strict=True):
         rows = open_rows(path, name)
-        first = next(rows)
+        first = last = next(rows)
         found = source or recognise(first)
         before = len(seen)
-        for trajectory in FORMATS[found].read(chain([first], rows), Context(found, count)):
+
+        def noted(rows: Iterator[Row] = rows) -> Iterator[Row]:
+            nonlocal last
+            for row in rows:
+                last = row
+                yield row
+
+        for trajectory in FORMATS[found].read(chain([first], noted()), Context(found, count)):
             # Hashes instead of the ids: 8 bytes each on files of many millions of lines.
             key = hash(trajectory.id)
             if key in seen:
                 raise DataError(
-                    f"{path}, field id: {trajectory.id!r} occurs a second time; ids are unique in "
-                    "a file and over files that are read together"
+                    f"{last.where}, field id: {trajectory.id!r} occurs a second time; ids are "
+                    "unique in a file and over files that are read together"
                 )
             seen.add(key)
             yield trajectory

@@ -265,7 +265,8 @@ def _array(
     try:
         array = np.asarray(value)
         good = array.ndim == 1 and (array.dtype.kind in "iuf" or array.size == 0)
-        result = array.astype(kind) if good else array
+        with np.errstate(invalid="ignore"):  # nan has no integer: the comparison finds it
+            result = array.astype(kind) if good else array
         good = good and (kind is np.float64 or bool((result == array).all()))
     except (TypeError, ValueError, OverflowError):
         good = False

@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import DataError, require
-from evenhand.files import STANDARD_STREAM, check_input, numbered_lines
+from evenhand.errors import DataError
+from evenhand.files import (
+    PARQUET_MAGIC,
+    STANDARD_STREAM,
+    is_parquet,
+    numbered_lines,
+    parquet_rows,
+)
 from evenhand.trajectory import parse_json
 
-PARQUET_MAGIC = b"PAR1"
 _SUFFIXES = (".gz", ".jsonl", ".json", ".ndjson", ".parquet")
 
 
@@ -62,13 +67,9 @@ def open_rows(path: Path, name: str) -> Iterator[Row]:
     Raises:
         DataError: the file is missing, empty, damaged, or a row is not an object.
     """
-    check_input(path)
-    if path != STANDARD_STREAM and path.is_file():
-        with path.open("rb") as file:
-            is_parquet = file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
-        if is_parquet:
-            yield from _parquet_rows(path, name)
-            return
+    if is_parquet(path):
+        yield from _table_rows(path, name)
+        return
     yield from _text_rows(path, name)
 
 
@@ -109,20 +110,9 @@ def _whole_json(path: Path, name: str, text: bytes) -> Iterator[Row]:
         yield Row(where, f"{name}-{number}", path.name, item)
 
 
-def _parquet_rows(path: Path, name: str) -> Iterator[Row]:
-    parquet = require("pyarrow.parquet", "parquet", "reading a parquet file")
-    arrow = require("pyarrow", "parquet", "reading a parquet file")
+def _table_rows(path: Path, name: str) -> Iterator[Row]:
     number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256):
-                for data in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{path}, row {number}", f"{name}-{number}", path.name, data)
-    except (arrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"{path}: reading failed after row {number}: {reason}; the file is cut or damaged"
-        ) from error
+    for number, data in parquet_rows(path):
+        yield Row(f"{path}, row {number}", f"{name}-{number}", path.name, data)
     if number == 0:
         raise DataError(f"{path} holds no trajectory; the table is empty")

@@ -104,6 +104,11 @@ def data_folder(folder: Path | str | None = None) -> Path | None:
     return DEFAULT_FOLDER if DEFAULT_FOLDER.is_dir() else None
 
 
+def is_given(folder: Path | str | None = None) -> bool:
+    """Whether the user named the data folder, so that nothing is looked for elsewhere."""
+    return bool(folder or os.environ.get(DATA_VARIABLE))
+
+
 def find_questions(name: str, part: str, folder: Path) -> Path | None:
     """Return the file of one split in a data folder, or `None`."""
     stems = (folder / "questions" / f"{name}_{part}", folder / name / part)
@@ -151,7 +156,7 @@ def load_questions(spec: str, *, data: Path | str | None = None) -> list[Questio
     path = None if folder is None else find_questions(found.name, part, folder)
     if path is not None:
         return list(read_questions(path, dataset=found.name))
-    if folder is not None and (data or os.environ.get(DATA_VARIABLE)):
+    if folder is not None and is_given(data):
         raise DataError(
             f"{found.name}:{part} is not in {folder}; expected questions/{found.name}_{part}.jsonl "
             f"or {found.name}/{part}.jsonl"

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from evenhand.datasets.corpora import folded
 from evenhand.datasets.questions import Question
 from evenhand.protocol import Document
-from evenhand.scoring import is_closed_answer, normalise
+from evenhand.scoring import folded, is_closed_answer, normalise
 
 LONG_ANSWER = 20
 """A gold of more words than this is doubtful: exact match will hardly ever be reached."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from evenhand.datasets.questions import require_unicode
 from evenhand.errors import DataError
 from evenhand.files import numbered_lines
 from evenhand.protocol import Document
+from evenhand.scoring import folded
 from evenhand.trajectory import parse_json
 
 
@@ -107,8 +107,3 @@ def union(corpora: Iterable[Iterable[Document]]) -> Iterator[Document]:
 def _content_key(document: Document) -> bytes:
     text = f"{folded(document.title)}\n{folded(document.text)}"
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def folded(text: str) -> str:
-    """Return the text in Unicode form C, case folded, with blanks squeezed."""
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 from evenhand.datasets.catalogue import SETS
 from evenhand.datasets.questions import VERL_PREFIX, Question
 from evenhand.errors import DataError, require
+from evenhand.files import atomic_path
 
 ABILITY = "fact-reasoning"
 """The column `ability`; the scripts carry it along and do not read it."""
@@ -33,6 +31,7 @@ def verl_rows(
 
     `data_source` chooses the scorer: verl's own knows `searchR1_nq` and its like, Search-R1's and
     CalibAdv's know `nq`; both refuse other names unless a reward function of your own is set.
+    Whatever it says, `extra_info.dataset` names the set, so that ids stay apart.
 
     Args:
         questions: in the order of the rows; `extra_info.index` counts them from 0.
@@ -59,6 +58,7 @@ def verl_rows(
                 "split": part,
                 "index": index,
                 "id": question.id,
+                "dataset": question.dataset,
                 "question": question.question,
                 "hops": question.hops,
                 "supporting_titles": None if titles is None else list(titles),
@@ -73,17 +73,20 @@ def write_parquet(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
         How many rows it holds.
 
     Raises:
-        DataError: the folder does not exist or cannot be written.
+        DataError: the folder does not exist or cannot be written, or the path is a pipe.
         MissingExtraError: pyarrow is not installed.
     """
     arrow = require("pyarrow", "parquet", "writing a parquet file")
     parquet = require("pyarrow.parquet", "parquet", "writing a parquet file")
     schema = _schema(arrow)
-    count = 0
-    with _atomic_path(Path(path)) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
-        for batch in _batched(rows, 1000):
-            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
-            count += len(batch)
+    path, count = Path(path), 0
+    try:
+        with atomic_path(path) as target, parquet.ParquetWriter(target, schema) as writer:
+            for batch in _batched(rows, 1000):
+                writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+                count += len(batch)
+    except OSError as error:  # a pipe has no positions, which parquet needs
+        raise DataError(f"cannot write {path}: {error}; give the name of a regular file") from error
     return count
 
 
@@ -98,8 +101,8 @@ def _schema(arrow: Any) -> Any:
     text, texts = arrow.string(), arrow.list_(arrow.string())
     message = arrow.struct([("role", text), ("content", text)])
     truth = arrow.struct([("target", texts)])
-    extra = [("split", text), ("index", arrow.int64()), ("id", text), ("question", text),
-             ("hops", arrow.int64()), ("supporting_titles", texts)]  # fmt: skip
+    extra = [("split", text), ("index", arrow.int64()), ("id", text), ("dataset", text),
+             ("question", text), ("hops", arrow.int64()), ("supporting_titles", texts)]  # fmt: skip
     return arrow.schema(
         [
             ("data_source", text),
@@ -109,29 +112,3 @@ def _schema(arrow: Any) -> Any:
             ("extra_info", arrow.struct(extra)),
         ]
     )
-
-
-@contextmanager
-def _atomic_path(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that replaces `path` when the block ends well."""
-    if path.is_dir():
-        raise DataError(f"{path} is a directory; give the name of a file to write")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}: {path.parent}") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        # mkstemp gives 0600; the result should look like any other file of this user.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -19,14 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import ConfigError, DataError, require
-from evenhand.files import STANDARD_STREAM, atomic_write, check_input, numbered_lines
+from evenhand.errors import ConfigError, DataError
+from evenhand.files import (
+    STANDARD_STREAM,
+    atomic_write,
+    is_parquet,
+    numbered_lines,
+    parquet_rows,
+)
 from evenhand.trajectory import golden_answers, parse_json
 
 VERL_PREFIX = "searchR1_"
 """What verl's data preparation puts before the name of a set in `data_source`."""
 
-_PARQUET_MAGIC = b"PAR1"
 _SUFFIXES = re.compile(r"(\.jsonl?|\.parquet|\.gz)+$")
 _KNOWN = frozenset(
     {"id", "question", "golden_answers", "dataset", "hops", "supporting_titles", "answer_in_corpus",
@@ -77,7 +82,7 @@ def read_questions(path: Path | str, *, dataset: str | None = None) -> Iterator[
         MissingExtraError: a parquet file, and pyarrow is not installed.
     """
     path = Path(path)
-    rows = _parquet_rows(path) if _is_parquet(path) else _json_rows(path)
+    rows = _table_rows(path) if is_parquet(path) else _json_rows(path)
     name = None if path == STANDARD_STREAM else _SUFFIXES.sub("", path.name)
     return unique_questions(
         (question_from_dict(row, where, dataset=dataset, default_dataset=name), where)
@@ -93,20 +98,13 @@ def unique_questions(questions: Iterable[tuple[Question, str]]) -> Iterator[Ques
         key = (question.dataset, question.id)
         if key in seen:
             raise DataError(
-                f"{where}, field id: {question.id!r} occurs a second time; ids are unique in a set"
+                f"{where}, field id: {question.id!r} occurs a second time in the set "
+                f"{question.dataset or 'without a name'}; an id names one question of a set"
             )
         seen.add(key)
         yield question
     if not seen:
         raise DataError(f"{where.split(', line')[0]} holds no question")
-
-
-def _is_parquet(path: Path) -> bool:
-    check_input(path)
-    if path == STANDARD_STREAM or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == _PARQUET_MAGIC
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -115,21 +113,9 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, parse_json(line, where)
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    parquet = require("pyarrow.parquet", "parquet", "reading a parquet file")
-    arrow_error = require("pyarrow", "parquet", "reading a parquet file").ArrowException
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", without_gaps(row)
-    except (arrow_error, OSError) as error:
-        raise DataError(
-            f"{path}: reading failed after row {number}: {_first_line(error)}; the file is cut or "
-            "damaged"
-        ) from error
+def _table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, row in parquet_rows(path):
+        yield f"{path}, row {number}", without_gaps(row)
 
 
 def without_gaps(row: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +129,6 @@ def without_gaps(row: dict[str, Any]) -> dict[str, Any]:
         else value
         for name, value in row.items()
     }
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def question_from_dict(
@@ -169,7 +151,8 @@ def question_from_dict(
     """
     metadata, extra = _mapping(data, "metadata", where), _mapping(data, "extra_info", where)
     source = data.get("data_source")
-    named = data.get("dataset") or (source and str(source).removeprefix(VERL_PREFIX))
+    named = data.get("dataset") or extra.get("dataset")
+    named = named or (source and str(source).removeprefix(VERL_PREFIX))
     name = dataset or (str(named) if named else default_dataset)
     question = _question(data, extra, where)
     golds = _golds(data, where)
@@ -180,7 +163,7 @@ def question_from_dict(
         metadata.pop(key, None)
         extra.pop(key, None)
     identity = _id(data, extra, name, question, golds, where)
-    rest = {key: value for key, value in extra.items() if key not in ("id", "question")}
+    rest = {key: value for key, value in extra.items() if key not in ("id", "dataset", "question")}
     titles = _titles(lifted["supporting_titles"], metadata, where)
     stored = {
         "id": (identity,),

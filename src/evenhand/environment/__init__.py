@@ -25,6 +25,7 @@ from evenhand.environment.episode import Episode
 from evenhand.environment.limits import PRESETS, Limits, preset
 from evenhand.environment.requests import (
     Done,
+    FailedSearch,
     Generate,
     Labels,
     Request,
@@ -38,6 +39,7 @@ __all__ = [
     "CheckSummary",
     "Done",
     "Episode",
+    "FailedSearch",
     "Generate",
     "GoldCase",
     "Labels",

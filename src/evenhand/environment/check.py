@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from evenhand.environment.drive import ScriptedPolicy, SearchFunction, run_episode
 from evenhand.environment.episode import Episode
 from evenhand.environment.limits import Limits
+from evenhand.environment.requests import SearchOutcome
 from evenhand.environment.tokens import Tokenizer
 from evenhand.errors import ConfigError, RetrievalError
 from evenhand.prompts import Notices, Template, render_prompt
@@ -23,6 +24,7 @@ from evenhand.protocol import (
     THINK_CLOSE,
     THINK_OPEN,
     Document,
+    render_information,
     valid_unicode,
 )
 from evenhand.trajectory import Kind, StopReason, Trajectory, parse_line, to_line
@@ -50,16 +52,19 @@ class CheckSummary(NamedTuple):
     """What `check_environment` saw.
 
     Attributes:
-        episodes: gold episodes that were run; each scored 1.0.
+        episodes: gold episodes that ended with their answer; each scored 1.0.
         searches: searches that were executed in them.
         documents: documents that were shown.
         longest: tokens of the longest episode, prompt included.
+        too_long: episodes that ended with `context_limit` because the first passage of a search
+            alone was longer than `max_observation_tokens`; they are in none of the other counts.
     """
 
     episodes: int
     searches: int
     documents: int
     longest: int
+    too_long: int
 
 
 def policy_turn(think: str, *, query: str | None = None, answer: str | None = None,
@@ -113,6 +118,9 @@ def check_environment(
     * keep every token that was sampled, in order, and no other as the policy's,
     * pass `check_record`: masks, limits, closed blocks, an unchanged trip through the file.
 
+    An episode that a first passage longer than `max_observation_tokens` ends is counted and not
+    judged: it tells about one passage. If every episode ends so, the limit is too tight.
+
     And a policy that never answers must not be rewarded, though every passage it is shown says
     "the answer is …" in answer tags.
 
@@ -134,7 +142,7 @@ def check_environment(
     if len(tokenizer.encode("")) > 0:
         raise ConfigError("the tokenizer adds tokens to an empty text; wrap it with as_tokenizer, "
                           "or switch its special tokens off")  # fmt: skip
-    totals = [0, 0, 0, 0]
+    episodes = searches = documents = longest = too_long = 0
     for case in cases:
 
         def start(case: GoldCase = case) -> Episode:
@@ -153,7 +161,11 @@ def check_environment(
         policy = ScriptedPolicy(
             tokenizer, gold_turns(case, limits=limits, think_in_prompt=think_in_prompt)
         )
-        trajectory = run_episode(start(), policy, search)
+        outcomes: list[SearchOutcome] = []
+        trajectory = run_episode(start(), policy, _recorded(search, outcomes))
+        if _is_too_long(trajectory, outcomes, limits, tokenizer):
+            too_long += 1
+            continue
         _check_end(where, trajectory, gold, reward(trajectory))
         check_record(trajectory, limits=limits, tokenizer=tokenizer)
         sampled = [s.token_ids.tolist() for s in trajectory.segments
@@ -165,13 +177,19 @@ def check_environment(
         )
         _check_silence(where, start(), gold, babbler, reward)
         shown = [s.documents for s in trajectory.segments if s.documents is not None]
-        totals[0] += 1
-        totals[1] += len(shown)
-        totals[2] += sum(map(len, shown))
-        totals[3] = max(totals[3], sum(s.n_tokens for s in trajectory.segments))
-    if not totals[0]:
-        raise ConfigError("check_environment needs at least one case, got none")
-    return CheckSummary(*totals)
+        episodes += 1
+        searches += len(shown)
+        documents += sum(map(len, shown))
+        longest = max(longest, sum(s.n_tokens for s in trajectory.segments))
+    if not episodes:
+        raise ConfigError(
+            f"all gold episodes ({too_long}) ended with context_limit, because a first passage is "
+            f"longer than max_observation_tokens {limits.max_observation_tokens}; raise it or cut "
+            "the passages"
+            if too_long
+            else "check_environment needs at least one case, got none"
+        )
+    return CheckSummary(episodes, searches, documents, longest, too_long)
 
 
 def check_record(trajectory: Trajectory, *, limits: Limits, tokenizer: Tokenizer) -> None:
@@ -200,9 +218,27 @@ def _broken(where: str, what: str) -> NoReturn:
 def _check_prompt(where: str, case: GoldCase, template: str | Template) -> None:
     prompt = render_prompt(template, case.question)
     contents = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]
-    if not any(valid_unicode(case.question) in content for content in contents):
+    # Blanks around a question are no part of it: some templates drop them.
+    if not any(valid_unicode(case.question).strip() in content for content in contents):
         _broken(where, f"the prompt does not hold the question, got {contents[-1]!r:.80}; a "
                 "template inserts it unchanged")  # fmt: skip
+
+
+def _recorded(search: SearchFunction, outcomes: list[SearchOutcome]) -> SearchFunction:
+    def recording(query: str) -> SearchOutcome:
+        outcomes.append(search(query))
+        return outcomes[-1]
+
+    return recording
+
+
+def _is_too_long(
+    trajectory: Trajectory, outcomes: Sequence[SearchOutcome], limits: Limits, tokenizer: Tokenizer
+) -> bool:
+    if trajectory.stop_reason is not StopReason.CONTEXT_LIMIT or not outcomes:
+        return False
+    block = render_information(outcomes[-1].documents[:1])
+    return len(tokenizer.encode(block)) > limits.max_observation_tokens
 
 
 def _check_end(where: str, trajectory: Trajectory, gold: str, reward: float | None) -> None:

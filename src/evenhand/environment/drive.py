@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evenhand.environment.episode import Episode
-from evenhand.environment.requests import Done, Generate, SearchOutcome
+from evenhand.environment.requests import Done, FailedSearch, Generate, SearchOutcome
 from evenhand.environment.tokens import Tokenizer
-from evenhand.errors import DataError
+from evenhand.errors import DataError, RetrievalError
 from evenhand.trajectory import Kind, Trajectory
 
 
@@ -41,7 +41,9 @@ SearchFunction = Callable[[str], SearchOutcome]
 def run_episode(episode: Episode, policy: TurnPolicy, search: SearchFunction) -> Trajectory:
     """Drive one episode to its end and return its record.
 
-    An asynchronous loop has the same three branches (`docs/environment.md`).
+    A `RetrievalError` of `search` ends the episode as `failed`, like an outcome with an error. Any
+    other exception is a mistake of the program and passes through. An asynchronous loop has the
+    same three branches (`docs/environment.md`).
     """
     while True:
         request = episode.next()
@@ -51,7 +53,14 @@ def run_episode(episode: Episode, policy: TurnPolicy, search: SearchFunction) ->
             turn = policy(episode.context_ids, request)
             episode.feed_turn(turn.token_ids, turn.logprobs, finished=turn.finished)
         else:
-            episode.feed_result(search(request.query))
+            episode.feed_result(_outcome(search, request.query))
+
+
+def _outcome(search: SearchFunction, query: str) -> SearchOutcome:
+    try:
+        return search(query)
+    except RetrievalError as error:
+        return FailedSearch(str(error) or type(error).__name__)
 
 
 class ScriptedPolicy:

@@ -25,11 +25,12 @@ from evenhand.environment.requests import (
     Request,
     Search,
     SearchOutcome,
+    checked_documents,
     checked_labels,
     checked_token_ids,
 )
 from evenhand.environment.tokens import Tokenizer, encode_prompt
-from evenhand.errors import ConfigError, DataError
+from evenhand.errors import ConfigError, DataError, RetrievalError
 from evenhand.prompts import Notices, Template, render_prompt
 from evenhand.protocol import (
     STOP_TAGS,
@@ -183,7 +184,9 @@ class Episode:
         """Answer `Search` with its documents or its failure.
 
         Documents are shown from the best on, as many as fit whole; the information segment lists
-        those. A failure ends the episode as `failed`: it says nothing about the policy.
+        those. A failure ends the episode as `failed`: it says nothing about the policy. So do
+        documents with a field that cannot be used: an id, title or text that is no text, an empty
+        id, a score that is no finite number.
 
         Raises:
             ConfigError: the episode does not wait for a search.
@@ -192,15 +195,13 @@ class Episode:
         if not isinstance(self._request, Search):
             self._refuse("feed_result")
         if result.error is not None:
-            # Nothing is added to the context: the policy never reads this notice.
-            self._append(Kind.NOTICE, "", [], error=result.error)
-            self._end(StopReason.FAILED)
+            self._fail(result.error)
             return
-        documents = tuple(result.documents)
-        for document in documents:
-            if not isinstance(document, Document):
-                raise DataError("a search must return evenhand.protocol.Document objects, got "
-                                f"{document!r:.60}")  # fmt: skip
+        try:
+            documents = checked_documents(result.documents)
+        except RetrievalError as error:
+            self._fail(str(error))
+            return
         announces = self._announces()
         shown = self._fit(documents, announces)
         if shown is None:
@@ -210,6 +211,11 @@ class Episode:
         if announces:
             self._announce()
         self._ask_for_turn()
+
+    def _fail(self, error: str) -> None:
+        # Nothing is added to the context: the policy never reads this notice.
+        self._append(Kind.NOTICE, "", [], error=error)
+        self._end(StopReason.FAILED)
 
     # --- after a turn -----------------------------------------------------------------------------
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evenhand.errors import DataError
+from evenhand.errors import DataError, RetrievalError
 from evenhand.protocol import STOP_TAGS, Document
 from evenhand.trajectory import Trajectory, golden_answers
 
@@ -28,6 +30,19 @@ class SearchOutcome(Protocol):
     def error(self) -> str | None:
         """Why the search failed after its retries; `None` if it did not."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSearch:
+    """The outcome of a search that raised; a loop feeds it so that the rollout is kept.
+
+    Attributes:
+        error: why the search failed.
+        documents: none.
+    """
+
+    error: str
+    documents: tuple[Document, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,45 @@ def checked_token_ids(values: ArrayLike, name: str) -> IntArray:
             f"{str(values)!r:.60}"
         )
     return array.astype(np.int64)
+
+
+def checked_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
+    """Return documents whose fields have the types that every later reader relies on.
+
+    A score of another number type becomes a float, and a whole number as id its text.
+
+    Raises:
+        DataError: something other than documents; programs, not passages, cause this.
+        RetrievalError: a field cannot be used: an id, title or text that is no text, an empty
+            id, or a score that is no finite number.
+    """
+    return tuple([_checked_document(document, at) for at, document in enumerate(documents)])
+
+
+def _checked_document(document: Document, at: int) -> Document:
+    if not isinstance(document, Document):
+        raise DataError("a search must return evenhand.protocol.Document objects, got "
+                        f"{document!r:.60}")  # fmt: skip
+    identity: Any = document.id
+    if not isinstance(identity, bool) and isinstance(identity, Integral):
+        identity = str(int(identity))
+    for name, value in (("id", identity), ("title", document.title), ("text", document.text)):
+        if not isinstance(value, str):
+            raise RetrievalError(f"the search returned a document (number {at + 1}) whose {name} "
+                                 f"is no text: {value!r:.40}")  # fmt: skip
+    if not identity:
+        raise RetrievalError(f"the search returned a document (number {at + 1}) with an empty id; "
+                             "an id tells passages apart")  # fmt: skip
+    score = document.score
+    if score is not None:
+        try:
+            score = float(score)
+        except (TypeError, ValueError, OverflowError):
+            score = math.nan
+        if not math.isfinite(score):
+            raise RetrievalError(f"the search returned a document (number {at + 1}) whose score is "
+                                 f"no finite number: {document.score!r:.40}")  # fmt: skip
+    return replace(document, id=identity, score=score)
 
 
 def checked_labels(labels: Labels) -> dict[str, Any]:
