@@ -69,6 +69,8 @@ def create_app(retriever: Retriever, *, limits: Limits | None = None) -> Any:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
     )
     # Starlette's own routes: the body is read by hand, so that its limit holds while it arrives.
     app.add_route("/retrieve", state.retrieve, methods=["POST"])
@@ -99,7 +101,11 @@ class _State:
             if error.status in (408, 413):  # the rest of the body may still be on its way
                 response.headers["connection"] = "close"
             return response
-        results = await self.batcher.search(asked.queries, asked.k)
+        try:
+            results = await self.batcher.search(asked.queries, asked.k)
+        except asyncio.CancelledError:  # the stop of the server ran out of patience
+            self._counts.failed += 1
+            return self._json({"error": "the server is stopping; ask again later"}, 503)
         if results and all(result.error is not None for result in results):
             self._counts.failed += 1
             return self._json({"error": f"every query failed; the first: {results[0].error}"}, 502)
