@@ -157,7 +157,7 @@ def clean_result(result: object) -> SearchResult:
     if not isinstance(result, SearchResult):
         return SearchResult(error=f"the retriever gave {type(result).__name__}, no SearchResult")
     if result.error is not None:
-        return result
+        return SearchResult(error=str(result.error))
     try:
         documents = tuple([_clean_document(document) for document in result.documents])
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
