@@ -16,7 +16,7 @@ from retrieval_helpers import THREE, TWINS
 
 from evenhand.errors import ConfigError, DataError, MissingExtraError
 from evenhand.protocol import Document
-from evenhand.retrieval import Bm25Retriever, PackedCorpus, corpus_hash
+from evenhand.retrieval import Bm25Retriever, PackedCorpus, corpus_hash, load_index
 from evenhand.retrieval.bm25 import Analyzer
 
 VOCABULARY = [

@@ -485,6 +485,8 @@ def test_an_address_that_is_taken_or_wrong_is_a_config_error():
             serve(ScriptedRetriever({}), port=listener.getsockname()[1])
         with pytest.raises(ConfigError, match=r"cannot listen on 256\.0\.0\.1"):
             serve(ScriptedRetriever({}), host="256.0.0.1")
+    with pytest.raises(ConfigError, match="log_level must be one of"):
+        serve(ScriptedRetriever({}), log_level="loud")
 
 
 def test_loopback_is_the_default():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -117,3 +118,14 @@ def with_progress(items: Iterable[T], noun: str) -> Iterator[T]:
                     progress.start()
     finally:
         progress.stop()
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Return `text` with U+FFFD for control characters, which could drive a terminal.
+
+    Tabs and line feeds stay.
+    """
+    return _CONTROLS.sub("\ufffd", text)

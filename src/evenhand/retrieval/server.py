@@ -23,6 +23,10 @@ from evenhand.retrieval.base import Retriever, RetrieverInfo, info_of, search_on
 from evenhand.retrieval.batching import MicroBatcher
 from evenhand.retrieval.cache import CachedRetriever
 from evenhand.retrieval.dialect import Limits, RequestError, read_request, render_results
+from evenhand.settings import check_choice
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+"""uvicorn's."""
 
 _GRACE_SECONDS = 30
 _BACKLOG = 512
@@ -223,9 +227,10 @@ def serve(
         log_level: of uvicorn; requests are logged with `debug` only.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or an unknown `log_level`.
         MissingExtraError: FastAPI or uvicorn is not installed.
     """
+    check_choice(log_level, "log_level", LOG_LEVELS)
     uvicorn = require("uvicorn", "server", "the search server")
     app = create_app(retriever, limits=limits)
     search_one_by_one(retriever, ["warm up"], 1)
