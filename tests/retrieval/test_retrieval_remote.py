@@ -226,14 +226,14 @@ JSON = st.recursive(
     ),
     max_leaves=9,
 )  # fmt: skip
-ITEMS = st.fixed_dictionaries({"text": st.text(max_size=3), "score": JSON}, optional={"id": JSON})
+ITEMS = st.fixed_dictionaries({"text": st.text(max_size=3), "score": st.just(10**400) | JSON})
 
 
 @settings(deadline=None)
 @given(
     JSON
     | st.fixed_dictionaries(
-        {"result": JSON | st.lists(st.lists(JSON | ITEMS), min_size=1, max_size=1)},
+        {"result": st.lists(st.lists(ITEMS | JSON, max_size=3), min_size=1, max_size=1)},
         optional={"errors": JSON},
     )
 )
@@ -247,7 +247,7 @@ def test_any_answer_is_results_or_a_value_error(payload):
 
 
 def test_documents_with_a_blank_id_are_told_apart_by_their_text():
-    items = [{"id": "", "contents": "a"}, {"id": " ", "contents": "b"}]
+    items = [{"id": "", "contents": "a"}, {"id": "", "contents": "b"}]
     with FaultyServer(lambda _: (200, {"result": [items]})) as server:
         (result,) = RemoteRetriever(server.url, QUICK).search(["a"], 3)
     assert [d.text for d in result.documents] == ["a", "b"]
