@@ -4,6 +4,9 @@
 
 Each side indexes the union of all corpora in a process of its own (for its peak memory); then both
 search the same questions in one process, in turns. `--fast` leaves out the recall.
+
+Exit code 1 if a recall is off, if a median ratio of the rates is below 0.9, or if loading
+takes more than twice as long as bm25s by hand.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ SETS = {  # questions, corpus, recall at 3 and 10 in its own corpus and in the u
 """The figures of the data's README, measured there with bm25s by hand."""
 
 TOLERANCE = 0.02
+LEAST_RATIO, MOST_LOAD = 0.9, 2.0
 
 
 def main() -> None:
@@ -56,9 +60,10 @@ def main() -> None:
                 f"{side:>8}: index {found['seconds']:5.1f} s, peak {found['peak_mib']:.0f} MiB, "
                 f"on disk {size(folder):.0f} MiB"
             )
-        speed(folders, options.rounds)
+        wrong = speed(folders, options.rounds)
         if not options.fast:
-            sys.exit(recall(load_index(folders["ours"])))
+            wrong |= recall(load_index(folders["ours"]))
+        sys.exit(wrong)
 
 
 def build(side: str, folder: Path) -> dict:
@@ -94,12 +99,20 @@ def size(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.iterdir()) / 2**20
 
 
-def speed(folders: dict[str, Path], rounds: int) -> None:
-    """Search all questions, both sides in turns, and print medians and their ratio."""
+def speed(folders: dict[str, Path], rounds: int) -> int:
+    """Search all questions, both sides in turns; print medians and ratios; 1 if one is off."""
     queries = all_questions()
-    for side in folders:
-        times = [timed(loader(side, folders[side])) for _ in range(5)]
+    load: dict[str, list[float]] = {side: [] for side in folders}
+    for _ in range(5):
+        for side, times in load.items():
+            times.append(timed(loader(side, folders[side])))
+    for side, times in load.items():
         print(f"{side:>8}: load {statistics.median(times):.2f} s")
+    slower = statistics.median(
+        ours / hand for ours, hand in zip(load["ours"], load["by hand"], strict=True)
+    )
+    wrong = slower > MOST_LOAD
+    print(f"load ratio {slower:.2f}{'   OFF' if wrong else ''}")
     ours = {threads: load_index(folders["ours"], threads=threads) for threads in (1, 2)}
     hand = ByHand(folders["by hand"])
     for threads in (1, 2):
@@ -117,12 +130,15 @@ def speed(folders: dict[str, Path], rounds: int) -> None:
             pairs = zip(rates["ours"], rates["by hand"], strict=True)
             ratio = statistics.median(a / b for a, b in pairs)
             middle = {side: statistics.median(values) for side, values in rates.items()}
+            off = ratio < LEAST_RATIO
+            wrong |= off
             print(
                 f"{threads} thread{'s' * (threads > 1)}, batches of {batch_size:>5}: "
                 f"by hand {middle['by hand']:6.0f}/s   ours {middle['ours']:6.0f}/s   "
-                f"ratio {ratio:.2f}"
+                f"ratio {ratio:.2f}{'   OFF' if off else ''}"
             )
     print(f"{len(queries)} questions, k = {K}, {rounds} rounds, {os.cpu_count()} cores")
+    return int(wrong)
 
 
 class ByHand:

@@ -2,6 +2,7 @@
 
     python benchmarks/server.py [--index FOLDER] [--seconds 6] [--rounds 3]
 
+Exit code 1 if the server keeps less than half of the in-process rate, or if a request failed.
 In-process and served runs alternate, so that a change of the machine's speed hits both. The
 clients are raw sockets with prepared bodies in a process of their own: on a machine of two cores
 they take their share of the CPU from the server.
@@ -25,6 +26,7 @@ from evenhand.retrieval import Retriever, load_index
 from retrieval_data import all_questions, need_data, union_index
 
 K, BATCH, CLIENTS = 3, 16, 32
+LEAST_SHARE = 0.5
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             options.index = union_index(options.index or Path(folder) / "union")
-            compare(options)
+            sys.exit(compare(options))
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -56,7 +58,8 @@ def serve(options: argparse.Namespace) -> None:
     run_server(retriever, port=options.port, log_level="warning")
 
 
-def compare(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace) -> int:
+    """Measure both sides and print the figures; 1 if the server is too slow or a request failed."""
     retriever = load_index(options.index, threads=options.threads)
     queries = shuffled()
     in_process(retriever, queries, 1.0)
@@ -95,6 +98,10 @@ def compare(options: argparse.Namespace) -> None:
     finally:
         server.terminate()
         print(f"server stopped with code {server.wait(timeout=40)}")
+    failed += one["failed"]
+    wrong = ratio < LEAST_SHARE or failed > 0
+    print(f"{'WRONG' if wrong else 'fine'}: at least {LEAST_SHARE:.0%}, no failed request")
+    return int(wrong)
 
 
 def shuffled() -> list[str]:

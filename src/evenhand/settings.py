@@ -34,7 +34,7 @@ def check_choice(value: str, name: str, choices: tuple[str, ...]) -> str:
 
 
 def split_setting(text: str) -> tuple[str, str]:
-    """Split `key=value`.
+    """Split `key=value`; the value stays as it is, blanks included (a prefix may end in one).
 
     Raises:
         ConfigError: no equals sign or no key.
@@ -42,7 +42,7 @@ def split_setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"expected key=value, got {text!r}")
-    return key.strip(), value.strip()
+    return key.strip(), value
 
 
 def parse_setting(name: str, text: str, default: Any, *, nullable: bool = False) -> Any:

@@ -45,11 +45,17 @@ class BagEncoder:
 
 
 @contextlib.contextmanager
-def served(retriever: Retriever, limits: Limits | None = None) -> Iterator[str]:
+def served(
+    retriever: Retriever, limits: Limits | None = None, grace: int | None = None
+) -> Iterator[str]:
     """Serve on a free loopback port in a thread; give the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            create_app(retriever, limits=limits), log_level="critical", lifespan="on", ws="none"
+            create_app(retriever, limits=limits),
+            log_level="critical",
+            lifespan="on",
+            ws="none",
+            timeout_graceful_shutdown=grace,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -18,5 +18,25 @@ def slow() -> ScriptedRetriever:
     return ScriptedRetriever({"q": [Document("slow", "", "")]}, seconds=1.0)
 
 
+def broken() -> ScriptedRetriever:
+    raise RuntimeError("no engine")
+
+
+NUMBER = 3
+
+
+def plain(a=1, b="x", c=None) -> ScriptedRetriever:
+    return ScriptedRetriever({"q": [Document(f"{a}{b}{c}", "", "")]})
+
+
+def raising() -> ScriptedRetriever:
+    return ScriptedRetriever({"q": [Document("mine", "", "")]}, raising=["bad"])
+
+
+def hostile() -> ScriptedRetriever:
+    text = "\x1b[2Jwiped :cat: [red]C:\\"
+    return ScriptedRetriever({"q": [Document("i\x9bd", text, text)]}, failing=["bad\x1b[2J"])
+
+
 def moody() -> ScriptedRetriever:
     return ScriptedRetriever({"q": [Document("mine", "", "")]}, failing=["bad"])

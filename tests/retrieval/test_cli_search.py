@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import signal
@@ -16,9 +17,11 @@ import pytest
 from retrieval_helpers import THREE, served
 from typer.testing import CliRunner
 
-from evenhand.cli.search import app
+from evenhand.cli import search
+from evenhand.cli.common import printable, read_settings
+from evenhand.cli.search import _build_settings, app
 from evenhand.errors import ConfigError, DataError, EvenhandError, RetrievalError
-from evenhand.retrieval import Bm25Retriever, read_manifest
+from evenhand.retrieval import Bm25Retriever, DenseRetriever, read_manifest
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -65,6 +68,9 @@ def test_index_writes_a_folder_that_query_reads(corpus, tmp_path):
         (["--set", "k2=1"], "no setting 'k2'; did you mean 'k1'"),
         (["--set", "k1"], "expected key=value"),
         (["--set", "method=bm99"], "method must be one of"),
+        (["--set", "k1=abc"], "k1 must be a number"),
+        (["--set", "k1=Infinity"], "k1 must be a finite number"),
+        (["--set", "threads=abc"], "no setting 'threads'"),
         (["--encoder", "x"], "goes with --kind dense"),
         (["--kind", "dense"], "needs --encoder"),
     ],
@@ -73,6 +79,24 @@ def test_a_wrong_setting_of_index_is_an_error(corpus, tmp_path, options, message
     with pytest.raises(ConfigError, match=message):
         run("index", corpus, "-o", tmp_path / "index", *options)
     assert not (tmp_path / "index").exists()
+
+
+def test_index_takes_names_of_sets_from_a_data_folder(corpus, tmp_path):
+    (tmp_path / "data" / "corpora").mkdir(parents=True)
+    corpus.rename(tmp_path / "data" / "corpora" / "nq_corpus.jsonl.gz")
+    for name in ("nq", "union"):
+        result = run("index", name, "--data", tmp_path / "data", "-o", tmp_path / name)
+        assert "3 passages" in result.stdout
+    with pytest.raises(ConfigError, match="nowhere"):
+        run("index", "nowhere", "--data", tmp_path / "data", "-o", tmp_path / "nowhere")
+
+
+def test_a_prefix_keeps_its_blank():
+    given = read_settings(["query_prefix=query: ", " passage_prefix =passage: "])
+    assert _build_settings(DenseRetriever.build, given) == {
+        "query_prefix": "query: ",
+        "passage_prefix": "passage: ",
+    }
 
 
 def test_an_index_that_is_there_is_noticed_before_the_work(folder, tmp_path):
@@ -102,6 +126,29 @@ def test_query_writes_a_file_on_request(folder, tmp_path):
         assert json.loads(lines.read())["documents"][0]["title"] == "Apple"
 
 
+def test_a_dash_as_file_is_standard_output(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("query", folder, "red apple", "-o", "-")
+    assert json.loads(result.stdout)["documents"][0]["id"] == "p10"
+    assert not (tmp_path / "-").exists()
+
+
+def test_an_index_of_another_corpus_is_refused_on_request(folder, corpus, tmp_path):
+    assert run("query", folder, "red apple", "--corpus", corpus).exit_code == 0
+    (tmp_path / "other.jsonl").write_text('{"id": "1", "contents": "x"}\n')
+    with pytest.raises(DataError, match="another corpus"):
+        run("query", folder, "red apple", "--corpus", tmp_path / "other.jsonl")
+
+
+def test_what_a_passage_holds_is_shown_as_it_is_but_for_control_characters():
+    shown = run("query", "retrieval_plugins:hostile", "q", "[bold]bad\x1b[2J").stdout
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
+    assert shown.count("\ufffd[2Jwiped :cat: [red]C:\\") == 2
+    assert "\\\\" not in shown
+    assert "[bold]bad\ufffd[2J" in shown
+
+
 def test_query_shows_titles_to_a_person(folder):
     shown = run("query", folder, "red apple", "zebra", "-k", 1).stdout
     assert "Apple" in shown
@@ -124,6 +171,41 @@ def test_query_goes_on_when_some_queries_fail():
     assert json.loads(result.stdout.splitlines()[1])["error"] == "scripted failure"
 
 
+def test_query_goes_on_when_a_users_own_retriever_raises(folder):
+    result = run("query", "retrieval_plugins:raising", "q", "bad", "--json")
+    assert result.exit_code == 0
+    q, bad = (json.loads(line) for line in result.stdout.splitlines())
+    assert q["documents"][0]["id"] == "mine"
+    assert bad["error"] == "ValueError: scripted defect"
+    fused = run("query", folder, "red", "bad", "--json", "--fuse", "retrieval_plugins:raising")
+    red, bad = (json.loads(line) for line in fused.stdout.splitlines())
+    assert red["documents"]
+    assert "scripted defect" in bad["error"]
+
+
+def test_fused_and_reranked_sources_have_settings(folder):
+    options = ["--fuse", folder, "--set", "fuse.k0=1", "--set", "fuse.weights=[1, 3]"]
+    result = run("query", folder, "red apple", "--json", *options)
+    assert json.loads(result.stdout)["documents"][0]["score"] == 4 / 2
+    options = ["--rerank", "retrieval_plugins:constant", "--set", "rerank.depth=1"]
+    result = run("query", folder, "fruit tree", "-k", 1, "--json", *options)
+    assert [d["id"] for d in json.loads(result.stdout)["documents"]] == ["p1"]
+
+
+def test_a_cache_over_ones_own_retriever_takes_a_fingerprint(tmp_path):
+    cached = ["--cache", tmp_path / "cache.sqlite", "--json"]
+    with pytest.raises(ConfigError, match="give fingerprint"):
+        run("query", "retrieval_plugins:make", "q", *cached)
+    result = run("query", "retrieval_plugins:make", "q", *cached, "--set", "fingerprint=v1")
+    assert json.loads(result.stdout)["documents"][0]["id"] == "mine"
+
+
+def test_a_log_level_that_is_none_is_refused(folder):
+    result = run("serve", folder, "--log-level", "foo")
+    assert result.exit_code == 2
+    assert "critical" in result.stderr
+
+
 def test_sources_can_be_fused_reranked_and_cached(folder, tmp_path):
     options = ["--fuse", folder, "--rerank", "retrieval_plugins:constant"]
     cached = [*options, "--cache", tmp_path / "cache.sqlite"]
@@ -139,6 +221,14 @@ def test_sources_can_be_fused_reranked_and_cached(folder, tmp_path):
         (["query", "FOLDER", "q", "-k", "0"], ConfigError, "k must be"),
         (["query", "FOLDER", "q", "--set", "thread=1"], ConfigError, "did you mean 'threads'"),
         (["query", "FOLDER", "-i", "absent.txt"], DataError, "does not exist"),
+        (["query", "FOLDER", "q", "--set", "path=x"], ConfigError, "path"),
+        (["query", "FOLDER", "q", "--set", "spec=x"], ConfigError, "no setting 'spec'"),
+        (["query", "FOLDER", "q", "--set", "corpus=c.jsonl"], ConfigError, "--corpus"),
+        (["query", "FOLDER", "q", "--set", "fuse.k0=1"], ConfigError, "goes with --fuse"),
+        (["query", "FOLDER", "q", "--set", "fingerprint=x"], ConfigError, "cache=FILE"),
+        (["query", "FOLDER", "q", "--fuse", "FOLDER", "--set", "fuse.k0=abc"], ConfigError, "k0"),
+        (["query", "http://h", "q", "--set", "headers=x"], ConfigError, "headers must be"),
+        (["query", "http://[::1/retrieve", "q"], ConfigError, "address"),
         (["serve", "FOLDER", "--host", "256.1.1.1"], ConfigError, "cannot listen"),
     ],
 )
@@ -178,3 +268,23 @@ def test_serve_answers_and_stops(folder):
     finally:
         server.kill()
         server.wait()
+
+
+def test_printable_text_drives_no_terminal():
+    assert printable("a\tb\nc\x1b[0m\r\x00\x7f\x9bé") == (
+        "a\tb\nc\ufffd[0m\ufffd\ufffd\ufffd\ufffdé"
+    )
+
+
+def test_index_shows_progress_with_a_count_on_a_terminal_only_after_a_while(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for wait, expected in ((0.0, True), (60.0, False)):
+        monkeypatch.setattr(search, "PROGRESS_AFTER", wait)
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        with search._progress() as report:
+            passed = list(search._counted(THREE * 1000, report))
+        assert len(passed) == 3000
+        assert ("3,000" in sys.stderr.getvalue()) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from evenhand.retrieval.base import (
     RetrieverInfo,
     SearchResult,
     answer,
+    failure,
     info_of,
     ranked,
     search_one_by_one,
@@ -113,6 +115,58 @@ def test_a_retriever_that_breaks_the_contract_gives_errors_not_exceptions(return
     results = search_one_by_one(Broken(), ["a", "b"], 3)
     assert len(results) == 2
     assert all(result.error for result in results)
+
+
+@pytest.mark.parametrize("error", [ConfigError("own"), ValueError("other")])
+def test_a_failure_names_the_type_of_a_foreign_exception_only(error):
+    expected = "own" if isinstance(error, ConfigError) else "ValueError: other"
+    assert failure(error) == SearchResult(error=expected)
+
+
+@pytest.mark.parametrize(
+    ("document", "score"),
+    [
+        (Document("1", "t", "x", np.float32(1.5)), 1.5),
+        (Document(1, "t", "x", np.int64(2)), 2.0),
+        (Document(np.int64(1), "t", "x"), None),
+        (Document("1", "t", "x", 1), 1.0),
+    ],
+)
+def test_ids_and_scores_get_plain_types(document, score):
+    (result,) = answer(["q"], 1, lambda *_: [SearchResult((document,))])
+    (found,) = result.documents
+    assert found == Document("1", "t", "x", score)
+    assert (type(found.id), type(found.score)) == (str, type(score))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document("1", "t", "x", float("nan")),
+        Document("1", "t", "x", float("inf")),
+        Document("1", "t", "x", 10**400),
+        Document("1", "t", "x", "high"),
+        Document("1", None, "x"),
+        Document("1", "t", b"x"),
+        Document(None, "t", "x"),
+        Document(True, "t", "x"),
+        Document(1.5, "t", "x"),
+        "a text",
+    ],
+)
+def test_an_unusable_document_fails_its_query_and_no_other(document):
+    class Mine:
+        def search(self, queries, _):
+            good, bad = SearchResult((Document("1", "", ""),)), SearchResult((document,))
+            return [bad if query == "bad" else good for query in queries]
+
+    mine = Mine()
+    for results in (
+        search_one_by_one(mine, ["a", "bad"], 3),
+        answer(["a", "bad"], 3, mine.search),
+    ):
+        assert results[0].error is None
+        assert results[1].error.startswith("the retriever gave an unusable document")
 
 
 def test_a_retriever_without_info_is_known_by_its_class():

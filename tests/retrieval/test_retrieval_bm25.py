@@ -16,7 +16,7 @@ from retrieval_helpers import THREE, TWINS
 
 from evenhand.errors import ConfigError, DataError, MissingExtraError
 from evenhand.protocol import Document
-from evenhand.retrieval import Bm25Retriever, PackedCorpus, corpus_hash
+from evenhand.retrieval import Bm25Retriever, PackedCorpus, corpus_hash, load_index
 from evenhand.retrieval.bm25 import Analyzer
 
 VOCABULARY = [
@@ -150,8 +150,12 @@ def test_the_index_does_not_depend_on_the_process(tmp_path):
     ("setting", "message"),
     [
         ({"method": "bm25+"}, "method must be one of"),
-        ({"k1": 0}, "k1 > 0"),
-        ({"b": 1.5}, "b in"),
+        ({"k1": 0}, "k1 must be a finite number above 0"),
+        ({"k1": "abc"}, "k1 must be"),
+        ({"k1": float("inf")}, "k1 must be"),
+        ({"b": 1.5}, "b must be"),
+        ({"stopwords": ["en"]}, "stopwords must be a text"),
+        ({"stemmer": 3}, "stemmer must be a text"),
         ({"stemmer": "klingon"}, "stemmer must be"),
         ({"stopwords": "some"}, "stopwords must be"),
         ({"threads": 0}, "threads must be"),
@@ -161,6 +165,25 @@ def test_the_index_does_not_depend_on_the_process(tmp_path):
 def test_a_setting_out_of_its_range_is_an_error(setting, message):
     with pytest.raises(ConfigError, match=message):
         Bm25Retriever.build(THREE, **setting)
+
+
+@pytest.mark.parametrize("setting", [{"threads": "abc"}, {"backend": "cuda"}])
+def test_a_setting_of_the_search_is_checked_before_the_corpus_is_read(setting):
+    def never():
+        raise AssertionError
+        yield
+
+    with pytest.raises(ConfigError):
+        Bm25Retriever.build(never(), **setting)
+
+
+@pytest.mark.parametrize("parameter", [{"stopwords": ["en"]}, {"stemmer": None}])
+def test_a_manifest_without_usable_parameters_is_a_data_error(tmp_path, parameter):
+    retriever = Bm25Retriever.build(THREE, backend="numpy")
+    retriever.manifest.parameters.update(parameter)
+    retriever.save(tmp_path / "index")
+    with pytest.raises(DataError, match="how text was split into terms"):
+        load_index(tmp_path / "index")
 
 
 @pytest.mark.parametrize(

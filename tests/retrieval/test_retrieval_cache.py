@@ -6,11 +6,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from evenhand.errors import ConfigError, DataError
 from evenhand.protocol import Document
-from evenhand.retrieval import CachedRetriever, CacheStats
+from evenhand.retrieval import CachedRetriever, CacheStats, SearchResult
 from evenhand.testing.retrievers import ScriptedRetriever
 
 TABLE = {
@@ -76,6 +77,21 @@ def test_a_retriever_that_cannot_tell_what_it_is_needs_a_fingerprint(path):
         CachedRetriever(base, path)
     with CachedRetriever(base, path, fingerprint="mine") as cache:
         assert cache.search(["b"], 1)[0].documents == tuple(TABLE["b"])
+
+
+def test_what_a_users_own_retriever_does_fails_its_query_and_is_not_kept(path):
+    class Mine:
+        def search(self, queries, _):
+            if "raise" in queries:
+                raise ValueError("defect")
+            return [SearchResult((Document(n, "t", "x", np.float32(1.5)),)) for n in queries]
+
+    for _ in range(2):
+        with CachedRetriever(Mine(), path, fingerprint="mine") as cache:
+            good, bad = cache.search(["a", "raise"], 3)
+            assert good.documents == (Document("a", "t", "x", 1.5),)
+            assert bad.error == "ValueError: defect"
+    assert cache.stats == CacheStats(hits=1, misses=1)
 
 
 def test_threads_share_a_cache(path):

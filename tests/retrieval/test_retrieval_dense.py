@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from retrieval_helpers import THREE, TWINS, BagEncoder
@@ -69,6 +71,48 @@ def test_an_encoder_of_another_size_is_refused(tmp_path):
         load_index(tmp_path / "index", encoder=BagEncoder(32))
 
 
+class OtherEncoder(BagEncoder):
+    """Another model of the same size."""
+
+    name = "other"
+
+    def encode(self, texts):
+        return super().encode([f"{text} {text[::-1]}" for text in texts])
+
+
+def test_an_encoder_that_gives_other_vectors_is_refused(tmp_path):
+    DenseRetriever.build(THREE, BagEncoder()).save(tmp_path / "index")
+    with pytest.raises(DataError, match=r"another encoder than 'other'.*encoder of the index"):
+        load_index(tmp_path / "index", encoder=OtherEncoder())
+
+
+def test_the_fingerprint_names_the_encoder_in_use(tmp_path):
+    built = DenseRetriever.build(THREE, BagEncoder())
+    built.save(tmp_path / "index")
+    renamed = BagEncoder()
+    renamed.name = "a copy of the model"
+    loaded = load_index(tmp_path / "index", encoder=BagEncoder())
+    moved = load_index(tmp_path / "index", encoder=renamed)
+    assert loaded.info.fingerprint == built.info.fingerprint
+    assert moved.info.fingerprint != built.info.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        ({"query_prefix": 3}, "no usable query_prefix"),
+        ({"structure": "tree"}, "how to search"),
+        ({"structure": "hnsw"}, "how to search"),
+    ],
+)
+def test_a_manifest_that_does_not_say_how_to_search_is_a_data_error(tmp_path, parameter, message):
+    retriever = DenseRetriever.build(THREE, BagEncoder())
+    retriever.manifest.parameters.update(parameter)
+    retriever.save(tmp_path / "index")
+    with pytest.raises(DataError, match=message):
+        load_index(tmp_path / "index", encoder=BagEncoder())
+
+
 @pytest.mark.parametrize(
     "vectors", [np.zeros((3, 4)), np.full((3, 4), np.nan), np.ones((2, 4)), np.ones(3)]
 )
@@ -89,6 +133,7 @@ def test_vectors_that_cannot_be_compared_are_a_data_error(vectors):
         ({"structure": "ivf"}, "structure must be flat or hnsw"),
         ({"structure": "hnsw", "neighbours": 0}, "neighbours must be"),
         ({"structure": "hnsw", "ef_search": "x"}, "ef_search must be"),
+        ({"query_prefix": 3}, "query_prefix must be a text"),
     ],
 )
 def test_a_setting_out_of_its_range_is_an_error(setting, message):
@@ -105,17 +150,22 @@ def model_path():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_a_real_encoder_finds_passages_that_share_no_word_with_the_query(model_path, tmp_path):
+def test_a_real_encoder_finds_passages_that_share_no_word_with_the_query(
+    model_path, tmp_path, monkeypatch
+):
     documents = [
         Document("1", "Eiffel Tower", "A wrought-iron lattice tower in Paris."),
         Document("2", "Photosynthesis", "Plants turn light into chemical energy."),
         Document("3", "Mozart", "An Austrian composer of the Classical period."),
     ]
-    for structure in ("flat", "hnsw"):
+    monkeypatch.chdir(Path(model_path).parent)
+    for structure, model in (("flat", model_path), ("hnsw", Path(model_path).name)):
         retriever = DenseRetriever.build(
-            documents, SentenceEncoder(model_path, device="cpu"), structure=structure
+            documents, SentenceEncoder(model, device="cpu"), structure=structure
         )
         retriever.save(tmp_path / structure)
+        assert retriever.manifest.parameters["encoder"] == str(Path(model_path).resolve())
+        assert "sentence-transformers" in retriever.manifest.versions
         loaded = load_index(tmp_path / structure, documents, device="cpu")
         queries = ["French landmark", "how leaves use the sun", "musician from Salzburg"]
         for engine in (retriever, loaded):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_helpers import THREE
 
-from evenhand.errors import ConfigError, RetrievalError
+from evenhand.errors import ConfigError
 from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, CrossEncoderScorer, HybridRetriever, RerankRetriever
 from evenhand.testing.retrievers import ScriptedRetriever
@@ -58,13 +58,17 @@ def test_a_part_that_fails_fails_the_query_and_no_other():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"k0": 0}, {"depth": 0}, {"weights": [1, 2]}, {"weights": [0]}]
-)
+    "setting",
+    [{"k0": 0}, {"depth": 0}, {"weights": [1, 2]}, {"weights": [0]},
+        {"k0": "abc"}, {"k0": float("inf")}, {"weights": "1"}, {"weights": ["x"]}, {"weights": 1}],
+)  # fmt: skip
 def test_a_setting_out_of_its_range_is_an_error(setting):
     with pytest.raises(ConfigError):
         HybridRetriever([ranking("a")], **setting)
     with pytest.raises(ConfigError, match="needs retrievers"):
         HybridRetriever([])
+    with pytest.raises(ConfigError, match="retrievers must be a list"):
+        HybridRetriever(5)
 
 
 def test_the_corpus_is_known_where_all_parts_share_it():
@@ -111,11 +115,39 @@ def test_a_base_that_fails_keeps_its_error_and_the_scores_stay_aligned():
     assert [document.id for document in r.documents] == ["p1", "p10", "p9"]
 
 
-@pytest.mark.parametrize("scores", [[], [1.0], [1.0, float("nan"), 2.0], [[1.0, 2.0, 3.0]]])
-def test_a_scorer_that_does_not_give_a_number_a_pair_is_an_error(scores):
+@pytest.mark.parametrize(
+    "scores", [[], [1.0], [1.0, float("nan"), 2.0], [[1.0, 2.0, 3.0]], ["x"] * 3, None]
+)
+def test_a_scorer_that_does_not_give_a_number_a_pair_fails_the_query(scores):
     retriever = RerankRetriever(ScriptedRetriever({"q": THREE}), lambda _: scores)
-    with pytest.raises(RetrievalError, match="one finite number a pair"):
-        retriever.search(["q"], 3)
+    (result,) = retriever.search(["q"], 3)
+    assert result.error.startswith("the scorer failed")
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_scorer_that_fails_on_one_query_fails_no_other(raises):
+    def scorer(pairs):
+        if raises and any(query == "bad" for query, _ in pairs):
+            raise ValueError("odd pair")
+        return [float("nan") if query == "bad" else 1.0 for query, _ in pairs]
+
+    table = dict.fromkeys(["q", "bad", "r"], THREE)
+    q, bad, r = RerankRetriever(ScriptedRetriever(table), scorer).search(["q", "bad", "r"], 3)
+    assert bad.error.startswith("the scorer failed")
+    assert [len(result.documents) for result in (q, r)] == [3, 3]
+
+
+class Short:
+    def search(self, *_):
+        return []
+
+
+@pytest.mark.parametrize("part", [Short(), ScriptedRetriever({"q": THREE}, raising=["q"])])
+def test_a_part_or_base_that_raises_or_is_short_fails_the_query(part):
+    for retriever in (HybridRetriever([ranking("a"), part]), RerankRetriever(part, by_length)):
+        q, none = retriever.search(["q", " "], 3)
+        assert "scripted defect" in q.error or "did not return one result" in q.error
+        assert none.error is None
 
 
 def test_a_scorer_without_a_name_leaves_no_fingerprint():

@@ -13,7 +13,9 @@ from evenhand.retrieval import (
     RemoteRetriever,
     RerankRetriever,
     WebRetriever,
+    corpus_hash,
     open_retriever,
+    settings_from_text,
 )
 from evenhand.testing.retrievers import ScriptedRetriever
 
@@ -73,6 +75,72 @@ def test_a_cache_goes_over_any_of_them(folder, tmp_path):
         open_retriever("retrieval_plugins:make", cache=tmp_path / "cache.sqlite")
 
 
+def test_a_cache_goes_over_a_retriever_that_is_made(tmp_path):
+    made = ScriptedRetriever({}, fingerprint=None)
+    with open_retriever(made, cache=tmp_path / "cache.sqlite", fingerprint="v1") as retriever:
+        assert isinstance(retriever, CachedRetriever)
+    with pytest.raises(ConfigError, match="give cache=FILE too"):
+        open_retriever(made, fingerprint="v1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "texts", "values"),
+    [
+        ("FOLDER", {"threads": "2", "memory_map": "no"}, {"threads": 2, "memory_map": False}),
+        ("FOLDER", {"encoder": "123", "device": "none"}, {"encoder": "123", "device": None}),
+        (
+            "http://h",
+            {"timeout": "3", "query_field": " q "},
+            {"timeout": 3.0, "query_field": " q "},
+        ),
+        ("http://h", {"headers": '{"key": "x"}'}, {"headers": {"key": "x"}}),
+        ("http://h", {"max_requests": "none"}, {"max_requests": None}),
+        ("web", {"language": "2", "max_pages": "2"}, {"language": "2", "max_pages": 2}),
+        ("hybrid", {"weights": "[1, 2.5]", "k0": "1"}, {"weights": [1, 2.5], "k0": 1.0}),
+        ("rerank", {"retriever": "x", "depth": "9"}, {"retriever": "x", "depth": 9}),
+        ("retrieval_plugins:make", {"answer": "7 "}, {"answer": "7 "}),
+        (
+            "retrieval_plugins:plain",
+            {"a": "7", "b": "7", "c": "7 x"},
+            {"a": 7, "b": "7", "c": "7 x"},
+        ),
+        ("FOLDER", {"cache": "7", "fingerprint": "1"}, {"cache": "7", "fingerprint": "1"}),
+    ],
+)
+def test_a_setting_as_text_is_read_as_the_type_of_its_parameter(folder, spec, texts, values):
+    assert settings_from_text(folder if spec == "FOLDER" else spec, texts) == values
+
+
+@pytest.mark.parametrize(
+    ("spec", "texts", "message"),
+    [
+        ("http://h", {"retries": "1.5"}, "retries must be a whole number"),
+        ("http://h", {"timeout": "abc"}, "timeout must be a number"),
+        ("http://h", {"timeout": "inf"}, "timeout must be a finite number"),
+        ("index", {"verify": "maybe"}, "verify must be true or false"),
+        ("hybrid", {"k0": "nan"}, "k0 must be a finite number"),
+        ("absent", {}, "no retriever 'absent'"),
+    ],
+)
+def test_a_text_of_another_type_is_a_config_error(spec, texts, message):
+    with pytest.raises(ConfigError, match=message):
+        settings_from_text(spec, texts)
+
+
+def test_a_corpus_is_given_as_passages_or_as_their_hash(folder):
+    assert found(open_retriever(folder, corpus=THREE)) == ["p10"]
+    assert found(open_retriever(folder, corpus=corpus_hash(THREE))) == ["p10"]
+    with pytest.raises(ConfigError, match="64 hexadecimal digits, got 'corpus.jsonl'"):
+        open_retriever(folder, corpus="corpus.jsonl")
+    with pytest.raises(DataError, match="another corpus"):
+        open_retriever(folder, corpus="0" * 64)
+
+
+def test_a_folder_refuses_a_second_path(folder):
+    with pytest.raises(ConfigError, match="path"):
+        open_retriever(folder, path="x")
+
+
 def test_a_function_of_the_user_makes_a_retriever_with_its_settings():
     retriever = open_retriever("retrieval_plugins:make", answer="red apple")
     assert found(retriever) == ["mine"]
@@ -97,6 +165,10 @@ def test_a_retriever_is_returned_as_it_is():
         ("rerank", {"retriever": "http://h"}, "needs either model"),
         ("retrieval_plugins:make", {"answr": "x"}, "did you mean 'answer'"),
         ("retrieval_plugins:absent", {}, "has no 'absent'"),
+        ("retrieval_plugins:broken", {}, "raised RuntimeError: no engine"),
+        ("retrieval_plugins:NUMBER", {}, "give a function or class"),
+        ("hybrid", {"retrievers": 5}, "retrievers must be a list"),
+        ("hybrid", {"retrievers": "idx"}, "retrievers must be a list"),
         ("retrieval_plugins:constant", {"pairs": []}, "has no method 'search'"),
         ({"name": 3}, {}, "needs a name"),
         ({}, {}, "needs a name"),

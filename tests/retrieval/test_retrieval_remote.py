@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from retrieval_helpers import THREE, served
 
 from evenhand.errors import ConfigError
 from evenhand.protocol import Document
-from evenhand.retrieval import Bm25Retriever, HttpSettings, RemoteRetriever
-from evenhand.retrieval.dialect import Limits
+from evenhand.retrieval import Bm25Retriever, CachedRetriever, HttpSettings, RemoteRetriever
+from evenhand.retrieval.dialect import Limits, read_results
 from evenhand.retrieval.http import JsonClient
 from evenhand.testing.retrievers import Fault, FaultyServer, ScriptedRetriever
 
@@ -141,9 +144,9 @@ def test_the_number_of_requests_of_a_call_has_a_bound():
 
 def test_no_request_starts_after_the_time_of_a_call():
     with FaultyServer(lambda _: Fault.STATUS_500) as server:
-        settings = HttpSettings(retries=1000, backoff=0.05, max_backoff=0.05)
+        patience = HttpSettings(retries=1000, backoff=0.05, max_backoff=0.05)
         start = time.monotonic()
-        (result,) = RemoteRetriever(server.url, settings, max_seconds=0.3).search(["a"], 3)
+        (result,) = RemoteRetriever(server.url, patience, max_seconds=0.3).search(["a"], 3)
     assert "limit of 0.3 seconds" in result.error
     assert time.monotonic() - start < 5
 
@@ -204,7 +207,7 @@ def test_documents_without_an_id_are_the_same_if_and_only_if_their_text_is():
         {"result": [[{"id": "a", "text": 3}]]},
         {"result": [[{"text": "x", "score": "1"}]]}, {"result": [[{"text": "x", "score": True}]]},
         {"result": [[{"text": "x", "score": 1e999}]]}, {"result": [[]], "errors": []},
-        {"result": [[]], "errors": {}},
+        {"result": [[]], "errors": {}}, {"result": [[{"text": "x", "score": 10**400}]]},
     ],
 )  # fmt: skip
 def test_any_other_layout_is_a_recorded_failure(payload):
@@ -212,6 +215,42 @@ def test_any_other_layout_is_a_recorded_failure(payload):
         (result,) = RemoteRetriever(server.url, QUICK).search(["a"], 3)
     assert result.error is not None
     assert "wrong schema" in result.error
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+    | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["document", "id", "title", "text", "contents", "score"]), inner
+    ),
+    max_leaves=9,
+)  # fmt: skip
+ITEMS = st.fixed_dictionaries({"text": st.text(max_size=3), "score": st.just(10**400) | JSON})
+
+
+@settings(deadline=None)
+@given(
+    JSON
+    | st.fixed_dictionaries(
+        {"result": st.lists(st.lists(ITEMS | JSON, max_size=3), min_size=1, max_size=1)},
+        optional={"errors": JSON},
+    )
+)
+def test_any_answer_is_results_or_a_value_error(payload):
+    try:
+        (result,) = read_results(payload, 1)
+    except ValueError:
+        return
+    scores = [document.score for document in result.documents]
+    assert all(score is None or math.isfinite(score) for score in scores)
+
+
+def test_documents_with_a_blank_id_are_told_apart_by_their_text():
+    items = [{"id": "", "contents": "a"}, {"id": "", "contents": "b"}]
+    with FaultyServer(lambda _: (200, {"result": [items]})) as server:
+        (result,) = RemoteRetriever(server.url, QUICK).search(["a"], 3)
+    assert [d.text for d in result.documents] == ["a", "b"]
 
 
 def test_more_documents_than_asked_are_cut_and_repeats_dropped():
@@ -245,18 +284,44 @@ def test_passwords_of_an_address_stay_out_of_messages():
     assert "secret" not in f"{result.error} {retriever.info} {settings!r}"
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host/x", "http://", "/retrieve"])
+def test_addresses_with_another_query_do_not_share_a_cache(tmp_path):
+    def answer(request):
+        return 200, {"result": [row(request.target) for _ in request.body["queries"]]}
+
+    with FaultyServer(answer) as server:
+        for index in ("a", "b"):
+            retriever = RemoteRetriever(f"{server.url}/retrieve?index={index}", QUICK)
+            with CachedRetriever(retriever, tmp_path / "cache.sqlite") as cache:
+                assert found(cache.search(["q"], 1)[0]) == [f"/retrieve?index={index}"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:8000", "ftp://host/x", "http://", "/retrieve", "http://[::1/retrieve",
+     "http://h:99999/retrieve", "http://h:abc/", "http://h\x00/", None, 5],
+)  # fmt: skip
 def test_an_address_that_is_none_is_a_config_error(url):
     with pytest.raises(ConfigError, match=re.escape(repr(url))):
         RemoteRetriever(url)
 
 
 @pytest.mark.parametrize(
-    "setting", [{"timeout": 0}, {"retries": -1}, {"backoff": -1}, {"max_bytes": 0}]
-)
+    "setting",
+    [{"timeout": 0}, {"retries": -1}, {"backoff": -1}, {"max_bytes": 0}, {"timeout": "abc"},
+     {"timeout": math.inf}, {"retries": 1.5}, {"max_backoff": math.nan}, {"headers": "x"},
+     {"headers": {"a": 3}}, {"headers": {"a": "é"}}],
+)  # fmt: skip
 def test_a_setting_of_the_client_out_of_its_range_is_a_config_error(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         HttpSettings(**setting)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"max_seconds": "abc"}, {"max_requests": 0}, {"query_field": 3}]
+)
+def test_a_setting_of_the_retriever_out_of_its_range_is_a_config_error(setting):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        RemoteRetriever("http://127.0.0.1:1", **setting)
 
 
 def test_our_own_server_answers_our_own_client():

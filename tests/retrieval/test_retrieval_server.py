@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import math
 import os
 import signal
 import socket
@@ -14,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +24,14 @@ from retrieval_helpers import THREE, served
 
 from evenhand.errors import ConfigError
 from evenhand.protocol import Document
-from evenhand.retrieval import Bm25Retriever, CachedRetriever, corpus_hash
+from evenhand.retrieval import (
+    Bm25Retriever,
+    CachedRetriever,
+    RetrieverInfo,
+    SearchResult,
+    corpus_hash,
+)
+from evenhand.retrieval.batching import MicroBatcher
 from evenhand.retrieval.dialect import Limits
 from evenhand.retrieval.server import serve
 from evenhand.testing.retrievers import ScriptedRetriever
@@ -106,6 +116,11 @@ def test_a_document_is_a_string_on_request(url):
     assert item["document"] == APPLE["contents"]
 
 
+def test_null_stands_for_a_field_that_is_absent(url):
+    asked = {"queries": None, "query": "apple", "format": None, "topk": None}
+    assert send(url, asked) == (200, {"result": [[APPLE]]})
+
+
 def test_empty_lists_blank_queries_and_unknown_fields_are_fine(url):
     assert send(url, {"queries": []}) == (200, {"result": []})
     assert send(url, {"queries": ["", " "], "dataset": "nq"}) == (200, {"result": [[], []]})
@@ -122,7 +137,8 @@ def test_empty_lists_blank_queries_and_unknown_fields_are_fine(url):
         ({}, 422, "got neither"),
         ({"queries": ["a"], "query": "a"}, 422, "got both"),
         ({"queries": "a"}, 422, "queries must be a list of strings, got 'a'"),
-        ({"query": None}, 422, "query must be a string or a list"),
+        ({"query": None}, 422, "got neither"),
+        ({"query": 3}, 422, "query must be a string or a list"),
         ({"queries": ["a", 3]}, 422, r"queries\[1\] must be a string, got 3"),
         ({"queries": ["a"], "topk": 0}, 422, "topk must be a whole number from 1 to 5, got 0"),
         ({"queries": ["a"], "top_n": 6}, 422, "top_n must be .* got 6"),
@@ -156,6 +172,9 @@ def test_a_request_that_cannot_be_answered_gets_a_sentence(url, body, status, me
         ("GET", "/", 404),
         ("POST", "/search", 404),
         ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404),
+        ("POST", "/retrieve/", 404),
+        ("GET", "/health/", 404),
         ("POST", "/retrieve/../../etc/passwd", 404),
     ],
 )
@@ -336,18 +355,78 @@ def test_a_client_that_leaves_in_its_body_counts_as_rejected():
         assert health["counters"]["rejected_requests"] == 1
 
 
+def test_a_request_that_is_given_up_while_it_waits_does_not_stop_the_worker():
+    async def scenario():
+        batcher = MicroBatcher(ScriptedRetriever({"q": THREE}, seconds=0.2))
+        batcher.start()
+        first = asyncio.create_task(batcher.search(["q"], 3))
+        await asyncio.sleep(0.05)
+        waiting = [asyncio.create_task(batcher.search(["q"], k)) for k in (2, 2, 1)]
+        await asyncio.sleep(0.05)
+        for task in waiting[:2]:  # the first in the queue and all of its k
+            task.cancel()
+        answers = [await first, await waiting[2], await batcher.search(["q"], 2)]
+        only = asyncio.create_task(batcher.search(["q"], 3))
+        await asyncio.sleep(0.05)
+        alone = asyncio.create_task(batcher.search(["q"], 3))
+        await asyncio.sleep(0)
+        alone.cancel()  # nothing else waits
+        await only
+        answers.append(await batcher.search(["q"], 3))
+        await batcher.close()
+        return [len(results[0].documents) for results in answers]
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == [3, 1, 2, 3]
+
+
+def test_a_stop_that_cannot_wait_longer_answers_503_in_json():
+    retriever = ScriptedRetriever({"q": THREE}, seconds=3.0)
+    with ThreadPoolExecutor(2) as pool:
+        with served(retriever, grace=1) as address:
+            answers = [pool.submit(send, address, {"query": "q", "topk": k}) for k in (1, 2)]
+            time.sleep(0.5)
+        assert [answer.result()[0] for answer in answers] == [503, 503]
+        assert "stopping" in answers[0].result()[1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("document", "score"),
+    [
+        (Document("1", "T", "x", np.float32(1.5)), 1.5),
+        (Document(1, "T", "x", np.int64(2)), 2.0),
+        (Document("1", "T", "x", math.nan), None),
+        (Document("1", None, "x", 1.0), None),
+        (Document(b"1", "T", "x", 1.0), None),
+    ],
+)
+def test_documents_of_a_users_own_retriever_are_made_plain_or_fail_the_query(document, score):
+    class Mine:
+        def search(self, queries, _):
+            return [SearchResult((document,)) for _ in queries]
+
+    with served(Mine()) as address:
+        status, answer = send(address, {"query": "q", "return_scores": True})
+    if score is None:
+        assert status == 502
+        assert "unusable document" in answer["error"]
+    else:
+        assert status == 200
+        ((item,),) = answer["result"]
+        assert (item["score"], item["document"]["id"]) == (score, "1")
+
+
 def test_an_exception_in_our_own_code_is_a_json_500():
     class Unwritable:
-        def search(self, queries, _):
-            from evenhand.retrieval import SearchResult
+        info = RetrieverInfo("broken", passages=object())
 
-            return [SearchResult((Document(b"bytes", "", ""),)) for _ in queries]
+        def search(self, queries, _):
+            return [SearchResult() for _ in queries]
 
     with served(Unwritable()) as address:
-        status, answer = send(address, {"query": "q"})
+        status, answer = send(address, None, method="GET", path="/health")
         assert status == 500
         assert answer["error"].startswith("internal error")
-        assert send(address, None, method="GET", path="/health")[0] == 200
+        assert send(address, {"query": "q"})[0] == 200
 
 
 class server_process:  # noqa: N801 - used like a function
@@ -406,6 +485,8 @@ def test_an_address_that_is_taken_or_wrong_is_a_config_error():
             serve(ScriptedRetriever({}), port=listener.getsockname()[1])
         with pytest.raises(ConfigError, match=r"cannot listen on 256\.0\.0\.1"):
             serve(ScriptedRetriever({}), host="256.0.0.1")
+    with pytest.raises(ConfigError, match="log_level must be one of"):
+        serve(ScriptedRetriever({}), log_level="loud")
 
 
 def test_loopback_is_the_default():
@@ -461,7 +542,7 @@ def test_any_body_is_answered_in_json_with_a_result_or_a_sentence(url, body):
     assert status in (200, 400, 413, 422)
     if status == 200:
         asked = json.loads(body)
-        queries = asked["queries"] if "queries" in asked else asked["query"]
+        queries = asked["query"] if asked.get("queries") is None else asked["queries"]
         count = 1 if isinstance(queries, str) else len(queries)
         assert len(answer["result"]) == count
         assert "errors" not in answer

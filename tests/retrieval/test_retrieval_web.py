@@ -5,10 +5,13 @@ from __future__ import annotations
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenhand.errors import ConfigError, RetrievalError
 from evenhand.protocol import Document
 from evenhand.retrieval import HttpSettings, SearxngProvider, WebRetriever
+from evenhand.retrieval.web import read_page
 from evenhand.testing.retrievers import Fault, FaultyServer
 
 QUICK = HttpSettings(timeout=0.4, retries=1, backoff=0.001, max_backoff=0.01)
@@ -93,6 +96,58 @@ def test_any_object_with_name_and_search_is_a_provider():
     assert [d.id for d in a.documents + b.documents] == ["a0", "a1", "b0", "b1"]
     assert bad.error == "no luck"
     assert retriever.info.fingerprint == "web:mine"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["results", "url", "title", "content"]), inner)
+    ),
+    max_leaves=9,
+)
+
+
+@settings(deadline=None)
+@given(JSON | st.fixed_dictionaries({"results": st.lists(JSON)}))
+def test_any_page_is_documents_or_a_value_error(payload):
+    try:
+        documents = read_page(payload)
+    except ValueError:
+        return
+    assert all(isinstance(document, Document) for document in documents)
+
+
+def test_an_exception_of_a_users_own_provider_fails_its_query():
+    class Mine:
+        name = "mine"
+
+        def search(self, query, _):
+            if query == "bad":
+                raise KeyError("defect")
+            return [Document(query, "", "")]
+
+    good, bad = WebRetriever(Mine()).search(["a", "bad"], 2)
+    assert [d.id for d in good.documents] == ["a"]
+    assert "defect" in bad.error
+
+
+def test_instances_that_may_answer_differently_have_different_fingerprints():
+    url = "http://127.0.0.1:1"
+    providers = [
+        SearxngProvider(url),
+        SearxngProvider(f"{url}0"),
+        SearxngProvider(url, language="de"),
+        SearxngProvider(url, engines="wikipedia"),
+        SearxngProvider(url, max_pages=1),
+    ]
+    assert len({WebRetriever(provider).info.fingerprint for provider in providers}) == 5
+
+
+@pytest.mark.parametrize("setting", [{"max_pages": 0}, {"max_seconds": "abc"}])
+def test_a_setting_of_the_provider_out_of_its_range_is_an_error(setting):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        SearxngProvider("http://127.0.0.1:1", **setting)
 
 
 def test_a_concurrency_below_one_is_an_error():

@@ -19,7 +19,7 @@ from evenhand.retrieval.dense import DenseRetriever, Encoder, SentenceEncoder
 from evenhand.retrieval.http import HttpSettings
 from evenhand.retrieval.hybrid import HybridRetriever
 from evenhand.retrieval.manifest import Manifest, read_manifest
-from evenhand.retrieval.registry import RETRIEVERS, load_index, open_retriever
+from evenhand.retrieval.registry import RETRIEVERS, load_index, open_retriever, settings_from_text
 from evenhand.retrieval.remote import RemoteRetriever
 from evenhand.retrieval.rerank import CrossEncoderScorer, RerankRetriever
 from evenhand.retrieval.web import SearxngProvider, WebProvider, WebRetriever
@@ -51,4 +51,5 @@ __all__ = [
     "load_index",
     "open_retriever",
     "read_manifest",
+    "settings_from_text",
 ]

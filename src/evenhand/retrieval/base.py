@@ -6,12 +6,17 @@ that no back end writes those rules again.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from evenhand.errors import ConfigError, DataError, RetrievalError
+from evenhand.errors import ConfigError, DataError, EvenhandError, RetrievalError
 from evenhand.protocol import Document, valid_unicode
+
+Progress = Callable[[str, int, int], None]
+"""`(stage, done, total)`: told now and then during long work."""
 
 PADDING_ID = "-1"
 """What search libraries put where they found nothing; never the id of a passage."""
@@ -87,10 +92,41 @@ def check_k(k: int) -> int:
     return check_count(k, "k")
 
 
-def check_count(value: object, name: str) -> int:
-    """Return `value` if it is a whole number of at least 1, else raise a `ConfigError`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+def check_count(value: object, name: str, *, least: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `least`, else raise a `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def check_above_zero(value: object, name: str, *, or_zero: bool = False) -> float:
+    """Return `value` as a float if it is a finite number above 0, else raise a `ConfigError`.
+
+    With `or_zero` it may be 0 too.
+    """
+    usable = (
+        not isinstance(value, bool)
+        and isinstance(value, int | float)
+        and 0 <= value <= sys.float_info.max
+        and (or_zero or value > 0)
+    )
+    if not usable:
+        bound = "of at least 0" if or_zero else "above 0"
+        raise ConfigError(f"{name} must be a finite number {bound}, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def check_list(value: object, name: str, what: str) -> Sequence[Any]:
+    """Return `value` if it is a sequence and no string, else raise a `ConfigError`."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{name} must be a list of {what}, got {value!r}")
+    return value
+
+
+def check_text(value: object, name: str) -> str:
+    """Return `value` if it is a string, else raise a `ConfigError`."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a text, got {value!r}")
     return value
 
 
@@ -103,6 +139,48 @@ def clean_query(query: str) -> str:
     if not isinstance(query, str):
         raise DataError(f"a query must be a string, got {type(query).__name__}")
     return valid_unicode(query).strip()
+
+
+def failure(error: Exception) -> SearchResult:
+    """Return the result of a query whose search raised `error`."""
+    own = isinstance(error, EvenhandError)
+    return SearchResult(error=str(error) if own else f"{type(error).__name__}: {error}")
+
+
+def clean_result(result: object) -> SearchResult:
+    """Return what a retriever gave for a query with fields of plain types, or an `error` instead.
+
+    A user's own retriever may give a numpy number as a score or a whole number as an id: they
+    become `float` and `str`. A score that is not finite, a title or text that is no string, or
+    something other than a `SearchResult` is a failure of the query.
+    """
+    if not isinstance(result, SearchResult):
+        return SearchResult(error=f"the retriever gave {type(result).__name__}, no SearchResult")
+    if result.error is not None:
+        return SearchResult(error=str(result.error))
+    try:
+        documents = tuple([_clean_document(document) for document in result.documents])
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        return SearchResult(error=f"the retriever gave an unusable document: {error}")
+    return SearchResult(documents)
+
+
+def _clean_document(document: Any) -> Document:
+    name, score = document.id, document.score
+    if not isinstance(name, str):
+        if isinstance(name, bool) or not hasattr(name, "__index__"):
+            raise ValueError(f"the id {name!r} is neither text nor a whole number")
+        name = str(int(name))
+    if not (isinstance(document.title, str) and isinstance(document.text, str)):
+        raise ValueError(f"title or text of {name!r} is no string")
+    if score is None:
+        return document if name is document.id else Document(name, document.title, document.text)
+    number = score if type(score) is float else float(score)
+    if not math.isfinite(number):
+        raise ValueError(f"the score {score!r} of {name!r} is not finite")
+    if name is document.id and number is score:
+        return document  # type: ignore[no-any-return]
+    return Document(name, document.title, document.text, number)
 
 
 def ranked(documents: Iterable[Document], k: int) -> tuple[Document, ...]:
@@ -154,7 +232,8 @@ def answer(
         raise RetrievalError(
             f"{len(asked)} queries got {len(found)} results; they must be parallel"
         )
-    for at, result in zip(asked, found, strict=True):
+    for at, given in zip(asked, found, strict=True):
+        result = clean_result(given)
         results[at] = (
             result if result.error is not None else SearchResult(ranked(result.documents, k))
         )
@@ -164,16 +243,17 @@ def answer(
 def search_one_by_one(retriever: Retriever, queries: Sequence[str], k: int) -> list[SearchResult]:
     """Search a batch; if that raises, search each query alone, so that only its own fault hits it.
 
-    For places that must go on whatever a retriever does (a server): a retriever of a user's own
-    may raise for a whole batch because of one query. An exception becomes the query's `error`.
+    For places that must go on whatever a retriever does (a server, the parts of a hybrid): a
+    retriever of a user's own may raise for a whole batch because of one query, or give documents
+    that break the contract. Either becomes the query's `error` (see `clean_result`).
     """
     try:
         results = list(retriever.search(queries, k))
-        if len(results) == len(queries) and all(isinstance(r, SearchResult) for r in results):
-            return results
+        if len(results) == len(queries):
+            return [clean_result(result) for result in results]
     except Exception as error:
         if len(queries) == 1:
-            return [SearchResult(error=f"{type(error).__name__}: {error}")]
+            return [failure(error)]
     if len(queries) == 1:
         return [SearchResult(error="the retriever did not return one result for one query")]
     return [search_one_by_one(retriever, [query], k)[0] for query in queries]

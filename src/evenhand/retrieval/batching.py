@@ -84,8 +84,7 @@ class MicroBatcher:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._queue:
-                batch = self._take()
+            while batch := self._take():
                 queries = [query for waiting in batch for query in waiting.queries]
                 results = await loop.run_in_executor(
                     self._thread, search_one_by_one, self._retriever, queries, batch[0].k
@@ -96,17 +95,19 @@ class MicroBatcher:
                 return
 
     def _take(self) -> list[_Waiting]:
+        """Return requests for one search, and keep the others; empty if nothing waits."""
+        # A request whose client has gone counts for nothing, not even for `k`.
+        waits = [waiting for waiting in self._queue if not waiting.done.done()]
         taken: list[_Waiting] = []
-        left: list[_Waiting] = []
-        k, size = self._queue[0].k, 0
-        for waiting in self._queue:
+        self._queue = []
+        size = 0
+        for waiting in waits:
             fits = not taken or size + len(waiting.queries) <= self._max_queries
-            if waiting.k == k and fits and not waiting.done.cancelled():
+            if waiting.k == waits[0].k and fits:
                 taken.append(waiting)
                 size += len(waiting.queries)
-            elif not waiting.done.cancelled():
-                left.append(waiting)
-        self._queue = left
+            else:
+                self._queue.append(waiting)
         return taken
 
     def _hand_out(self, batch: list[_Waiting], results: Sequence[SearchResult]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,13 +21,19 @@ import numpy as np
 
 from evenhand.errors import ConfigError, DataError, require
 from evenhand.protocol import Document
-from evenhand.retrieval.base import RetrieverInfo, SearchResult, answer, check_count
+from evenhand.retrieval.base import (
+    Progress,
+    RetrieverInfo,
+    SearchResult,
+    answer,
+    check_above_zero,
+    check_count,
+    check_text,
+)
 from evenhand.retrieval.corpus import PackedCorpus, damaged, load_array
 from evenhand.retrieval.kernels import Best, Postings, search_function
 from evenhand.retrieval.manifest import Manifest, library_versions, new_index
-
-Progress = Callable[[str, int, int], None]
-"""`(stage, done, total)`: told now and then during long work."""
+from evenhand.settings import check_number
 
 KIND = "bm25"
 METHODS = ("lucene", "robertson", "atire")
@@ -95,7 +102,7 @@ class Analyzer:
 
 
 def _stemmer(name: str) -> Callable[[str], str]:
-    if name == "none":
+    if check_text(name, "stemmer") == "none":
         return str
     library = require("Stemmer", "search", "BM25 search")
     if name not in library.algorithms():
@@ -105,7 +112,7 @@ def _stemmer(name: str) -> Callable[[str], str]:
 
 
 def _stopwords(name: str) -> frozenset[str]:
-    if name == "none":
+    if check_text(name, "stopwords") == "none":
         return frozenset()
     lists = require("bm25s.stopwords", "search", "BM25 search")
     names = {"en": lists.STOPWORDS_EN, "en_plus": lists.STOPWORDS_EN_PLUS}
@@ -184,12 +191,13 @@ class Bm25Retriever:
         """
         if method not in METHODS:
             raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-        if not k1 > 0 or not 0 <= b <= 1:
-            raise ConfigError(f"BM25 needs k1 > 0 and b in [0, 1], got k1={k1!r}, b={b!r}")
+        k1, b = check_above_zero(k1, "k1"), check_number(b, "b", 0.0, 1.0)
+        check_count(threads, "threads")  # all of them before an hour of work, not after it
+        search_function(backend)
         library = require("bm25s", "search", "BM25 search")
         parameters = {
-            "k1": float(k1),
-            "b": float(b),
+            "k1": k1,
+            "b": b,
             "method": method,
             "stemmer": stemmer,
             "stopwords": stopwords,
@@ -266,8 +274,8 @@ class Bm25Retriever:
             raise damaged(path, f"the BM25 index cannot be read ({error})") from error
         if len(corpus) != manifest.passages or not _fit(postings, vocabulary):
             raise damaged(path, "postings, vocabulary and passages do not fit together")
-        missing = {"stemmer", "stopwords", "token_pattern"} - manifest.parameters.keys()
-        if missing or manifest.parameters["token_pattern"] != TOKEN_PATTERN:
+        told = [manifest.parameters.get(name) for name in ("stemmer", "stopwords", "token_pattern")]
+        if not all(isinstance(text, str) for text in told) or told[2] != TOKEN_PATTERN:
             raise damaged(path, "its manifest does not say how text was split into terms")
         return cls(corpus, postings, vocabulary, manifest, threads=threads, backend=backend)
 
@@ -300,12 +308,13 @@ class Bm25Retriever:
         ]
 
 
-def _analyze(corpus: PackedCorpus, analyzer: Analyzer, report: Progress) -> list[list[int]]:
+def _analyze(corpus: PackedCorpus, analyzer: Analyzer, report: Progress) -> list[array[int]]:
     terms = []
     for at, document in enumerate(corpus):
         if at % _REPORT_EVERY == 0:
             report("tokenising", at, len(corpus))
-        terms.append(analyzer.terms(f"{document.title} {document.text}"))
+        # An array holds a number in 4 bytes, a list in 8 and the number itself besides.
+        terms.append(array("i", analyzer.terms(f"{document.title} {document.text}")))
     report("tokenising", len(corpus), len(corpus))
     return terms
 

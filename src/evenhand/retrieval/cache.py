@@ -18,7 +18,14 @@ from types import TracebackType
 
 from evenhand.errors import ConfigError, DataError
 from evenhand.protocol import Document
-from evenhand.retrieval.base import Retriever, RetrieverInfo, SearchResult, answer, info_of
+from evenhand.retrieval.base import (
+    Retriever,
+    RetrieverInfo,
+    SearchResult,
+    answer,
+    info_of,
+    search_one_by_one,
+)
 
 _BUSY_SECONDS = 30.0
 _CREATE = "CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, documents TEXT NOT NULL)"
@@ -105,7 +112,8 @@ class CachedRetriever:
         keys = {query: self._key(query, k) for query in distinct}
         known = self._read(keys)
         missing = [query for query in distinct if query not in known]
-        fresh = dict(zip(missing, self._base.search(missing, k), strict=True)) if missing else {}
+        asked = search_one_by_one(self._base, missing, k) if missing else []
+        fresh = dict(zip(missing, asked, strict=True))
         self._write(
             {keys[query]: result for query, result in fresh.items() if result.error is None}
         )

@@ -63,7 +63,7 @@ class PackedCorpus(Sequence[Document]):
     """
 
     def __init__(
-        self, block: bytes | mmap.mmap, offsets: IntArray, rank: IntArray, corpus_hash: str
+        self, block: bytearray | mmap.mmap, offsets: IntArray, rank: IntArray, corpus_hash: str
     ) -> None:
         self._block = block
         self._offsets = offsets
@@ -92,9 +92,7 @@ class PackedCorpus(Sequence[Document]):
         _check_ids(ids)
         rank = np.empty(len(ids), dtype=np.int64)
         rank[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
-        return cls(
-            bytes(block), np.frombuffer(offsets, dtype=np.int64).copy(), rank, digest.hexdigest()
-        )
+        return cls(block, np.frombuffer(offsets, dtype=np.int64).copy(), rank, digest.hexdigest())
 
     @classmethod
     def open(cls, folder: Path, corpus_hash: str) -> PackedCorpus:

@@ -8,7 +8,7 @@ same ones here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,16 +17,31 @@ from numpy.typing import NDArray
 
 from evenhand.errors import ConfigError, DataError, require
 from evenhand.protocol import Document
-from evenhand.retrieval.base import RetrieverInfo, SearchResult, answer, check_count
+from evenhand.retrieval.base import (
+    Progress,
+    RetrieverInfo,
+    SearchResult,
+    answer,
+    check_count,
+    check_text,
+)
 from evenhand.retrieval.corpus import PackedCorpus, damaged
 from evenhand.retrieval.manifest import Manifest, library_versions, new_index
 
 Vectors = NDArray[np.float32]
-Progress = Callable[[str, int, int], None]
 
 KIND = "dense"
 STRUCTURES = ("flat", "hnsw")
 INDEX_FILE = "vectors.faiss"
+PROBE_FILE = "probe_vectors.npy"
+
+PROBES = ("Who wrote the play about a prince of Denmark?", "Apple\na red fruit of a tree")
+"""Texts whose vectors are saved with an index, so that another encoder is noticed."""
+
+SAME_ENCODER = 0.999
+"""Least cosine between two vectors of one text by the same encoder: a device or half precision
+moves it by less, another model by far more."""
+
 
 DECIMALS = 6
 """Scores are rounded to this many decimals. Padding inside a batch moves a float32 cosine by about
@@ -58,8 +73,9 @@ class SentenceEncoder:
 
     def __init__(self, model: str, *, device: str | None = None, batch_size: int = 64) -> None:
         library = require("sentence_transformers", "dense", "dense retrieval")
-        self.name = str(model)
-        self._batch_size = batch_size
+        # The path of a folder must mean the same from any other folder.
+        self.name = str(Path(model).resolve() if Path(model).is_dir() else model)
+        self._batch_size = check_count(batch_size, "batch_size")
         try:
             self._model = library.SentenceTransformer(self.name, device=device)
         except (OSError, ValueError) as error:
@@ -103,7 +119,8 @@ class DenseRetriever:
     @property
     def info(self) -> RetrieverInfo:
         """What this retriever is."""
-        return RetrieverInfo(KIND, self.manifest.fingerprint, len(self.corpus), self.corpus.hash)
+        fingerprint = f"{self.manifest.fingerprint}:{self._encoder.name}"
+        return RetrieverInfo(KIND, fingerprint, len(self.corpus), self.corpus.hash)
 
     @classmethod
     def build(
@@ -138,8 +155,9 @@ class DenseRetriever:
         """
         if structure not in STRUCTURES:
             raise ConfigError(f"structure must be flat or hnsw, got {structure!r}")
+        check_text(query_prefix, "query_prefix")
+        check_text(passage_prefix, "passage_prefix")
         faiss = require("faiss", "dense", "dense retrieval")
-        corpus = PackedCorpus.pack(documents)
         parameters: dict[str, Any] = {
             "encoder": encoder.name,
             "structure": structure,
@@ -148,10 +166,11 @@ class DenseRetriever:
         }
         if structure == "hnsw":
             parameters |= {
-                "neighbours": neighbours,
-                "ef_construction": ef_construction,
-                "ef_search": ef_search,
+                "neighbours": check_count(neighbours, "neighbours"),
+                "ef_construction": check_count(ef_construction, "ef_construction"),
+                "ef_search": check_count(ef_search, "ef_search"),
             }
+        corpus = PackedCorpus.pack(documents)
         index = None
         for start in range(0, len(corpus), _BLOCK):
             if progress is not None:
@@ -161,7 +180,8 @@ class DenseRetriever:
             if index is None:
                 index = _new_index(faiss, vectors.shape[1], parameters)
             index.add(vectors)
-        versions = library_versions("faiss-cpu")
+        encoding = ["sentence-transformers"] if isinstance(encoder, SentenceEncoder) else []
+        versions = library_versions("faiss-cpu", *encoding)
         manifest = Manifest(KIND, corpus.hash, len(corpus), parameters, versions)
         return cls(corpus, index, encoder, manifest)
 
@@ -171,6 +191,8 @@ class DenseRetriever:
         with new_index(path, self.manifest, overwrite=overwrite) as folder:
             self.corpus.save(folder)
             faiss.write_index(self._index, str(folder / INDEX_FILE))
+            probes = _unit(self._encoder, list(PROBES))
+            np.save(folder / PROBE_FILE, probes, allow_pickle=False)
 
     @classmethod
     def open(
@@ -193,8 +215,8 @@ class DenseRetriever:
             batch_size: of a model that is loaded here.
 
         Raises:
-            DataError: files are damaged or do not fit together, or the encoder gives vectors of
-                another size.
+            DataError: files are damaged or do not fit together, or the encoder gives other vectors
+                than the one that the index was built with.
         """
         faiss = require("faiss", "dense", "dense retrieval")
         corpus = PackedCorpus.open(path, manifest.corpus_hash)
@@ -204,20 +226,11 @@ class DenseRetriever:
             raise damaged(path, f"{INDEX_FILE} cannot be read") from error
         if not index.ntotal == len(corpus) == manifest.passages:
             raise damaged(path, f"{index.ntotal} vectors for {len(corpus)} passages")
-        missing = {"encoder", "structure", "query_prefix", "passage_prefix"} - set(
-            manifest.parameters
-        )
-        if missing:
-            raise damaged(path, f"its manifest lacks {', '.join(sorted(missing))}")
+        _check_parameters(path, manifest.parameters)
         if encoder is None or isinstance(encoder, str):
             model = encoder or manifest.parameters["encoder"]
             encoder = SentenceEncoder(model, device=device, batch_size=batch_size)
-        size = _unit(encoder, ["size"]).shape[1]
-        if size != index.d:
-            raise DataError(
-                f"{path} holds vectors of {index.d} numbers, the encoder {encoder.name!r} gives "
-                f"{size}; use the encoder of the index ({manifest.parameters['encoder']!r})"
-            )
+        _check_encoder(path, index.d, encoder, manifest)
         return cls(corpus, index, encoder, manifest)
 
     def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
@@ -258,11 +271,43 @@ class DenseRetriever:
 def _new_index(faiss: Any, size: int, parameters: dict[str, Any]) -> Any:
     if parameters["structure"] == "flat":
         return faiss.IndexFlatIP(size)
-    for name in ("neighbours", "ef_construction", "ef_search"):
-        check_count(parameters[name], name)
     index = faiss.IndexHNSWFlat(size, parameters["neighbours"], faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = parameters["ef_construction"]
     return index
+
+
+def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
+    texts = ("encoder", "structure", "query_prefix", "passage_prefix")
+    missing = [name for name in texts if not isinstance(parameters.get(name), str)]
+    if missing:
+        raise damaged(path, f"its manifest has no usable {', '.join(missing)}")
+    width = parameters.get("ef_search")
+    if parameters["structure"] not in STRUCTURES or (
+        parameters["structure"] == "hnsw" and not (isinstance(width, int) and width > 0)
+    ):
+        raise damaged(path, "its manifest does not say how to search the vectors")
+
+
+def _check_encoder(path: Path, size: int, encoder: Encoder, manifest: Manifest) -> None:
+    remedy = f"use the encoder of the index ({manifest.parameters['encoder']!r})"
+    vectors = _unit(encoder, list(PROBES))
+    if vectors.shape[1] != size:
+        raise DataError(
+            f"{path} holds vectors of {size} numbers, the encoder {encoder.name!r} gives "
+            f"{vectors.shape[1]}; {remedy}"
+        )
+    try:
+        saved = np.load(path / PROBE_FILE, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise damaged(path, f"{PROBE_FILE} cannot be read") from error
+    if saved.shape != vectors.shape or saved.dtype != vectors.dtype:
+        raise damaged(path, f"{PROBE_FILE} holds {saved.dtype} of shape {saved.shape}")
+    nearness = float((saved * vectors).sum(axis=1).min())
+    if not nearness >= SAME_ENCODER:
+        raise DataError(
+            f"{path} was built with another encoder than {encoder.name!r}: the vectors of a test "
+            f"sentence have the cosine {nearness:.3f}, not 1; {remedy}"
+        )
 
 
 def _unit(encoder: Encoder, texts: list[str]) -> Vectors:

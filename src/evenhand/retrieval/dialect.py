@@ -72,7 +72,7 @@ class SearchRequest:
 
 
 def read_request(body: object, limits: Limits) -> SearchRequest:
-    """Read the parsed JSON of a request. Unknown fields are ignored.
+    """Read the parsed JSON of a request. Unknown fields are ignored, `null` is no value.
 
     Raises:
         RequestError: 422 for a wrong type or value, 413 for too many queries.
@@ -95,17 +95,18 @@ def read_request(body: object, limits: Limits) -> SearchRequest:
     scores = body.get("return_scores")
     if scores is not None and not isinstance(scores, bool):
         raise RequestError(422, f"return_scores must be true or false, got {_short(scores)}")
-    layout = body.get("format", "object")
+    layout = "object" if body.get("format") is None else body["format"]
     if layout not in FORMATS:
         raise RequestError(422, f"format must be object or string, got {_short(layout)}")
     return SearchRequest(queries, k, bool(scores), layout == "string")
 
 
 def _queries(body: Mapping[str, Any]) -> list[str]:
-    if ("queries" in body) == ("query" in body):
-        found = "both" if "queries" in body else "neither"
+    many, one = body.get("queries") is not None, body.get("query") is not None
+    if many == one:
+        found = "both" if many else "neither"
         raise RequestError(422, f"give 'queries' (a list) or 'query' (a string), got {found}")
-    name = "queries" if "queries" in body else "query"
+    name = "queries" if many else "query"
     given = body[name]
     queries = [given] if isinstance(given, str) and name == "query" else given
     if not isinstance(queries, list):
@@ -172,8 +173,8 @@ def read_results(payload: object, queries: int) -> list[SearchResult]:
     """Read the parsed JSON of an answer, in any of the layouts in use.
 
     A document is `{"document": ..., "score": ...}` or the document itself, which is an object
-    (`id` with `title` and `text`, or with `contents`) or a `contents` string. Without an id its
-    identity is a hash of title and text.
+    (`id` with `title` and `text`, or with `contents`) or a `contents` string. Without an id, or
+    with a blank one, its identity is a hash of title and text.
 
     Raises:
         ValueError: another layout, with the place.
@@ -207,10 +208,7 @@ def _read_item(item: object, where: str) -> Document:
     if isinstance(item, Mapping):
         score = item.get("score")
         item = item.get("document", item)
-    if score is not None and (
-        isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score)
-    ):
-        raise ValueError(f"{where} has a score that is not a finite number")
+    score = None if score is None else _score(score, where)
     if isinstance(item, str):
         name, (title, text) = None, split_contents(item)
     elif isinstance(item, Mapping):
@@ -220,7 +218,18 @@ def _read_item(item: object, where: str) -> Document:
     title, text = valid_unicode(title), valid_unicode(text)
     if name is None:
         name = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()[:16]
-    return Document(valid_unicode(name), title, text, None if score is None else float(score))
+    return Document(valid_unicode(name), title, text, score)
+
+
+def _score(score: object, where: str) -> float:
+    try:
+        # JSON may hold a whole number that no float can.
+        number = float(score) if isinstance(score, int | float) else math.nan
+    except OverflowError:
+        number = math.nan
+    if isinstance(score, bool) or not math.isfinite(number):
+        raise ValueError(f"{where} has a score that is not a finite number")
+    return number
 
 
 def _fields(document: Mapping[str, Any], where: str) -> tuple[str | None, str, str]:
@@ -234,4 +243,5 @@ def _fields(document: Mapping[str, Any], where: str) -> tuple[str | None, str, s
         pair = split_contents(joined)
     else:
         raise ValueError(f"{where} has neither 'text' nor 'contents'")
-    return (None if name is None else str(name), *pair)
+    known = None if name is None or not str(name).strip() else str(name)
+    return (known, *pair)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import hashlib
 import ipaddress
 import json
 import random
@@ -13,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from evenhand.errors import ConfigError, require
+from evenhand.retrieval.base import check_above_zero, check_count
 
 _T = TypeVar("_T")
 
@@ -84,12 +86,19 @@ class HttpSettings:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "max_bytes"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
-        for name in ("retries", "backoff", "max_backoff"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)!r}")
+        check_above_zero(self.timeout, "timeout")
+        check_count(self.max_bytes, "max_bytes")
+        check_count(self.retries, "retries", least=0)
+        for name in ("backoff", "max_backoff"):
+            check_above_zero(getattr(self, name), name, or_zero=True)
+        headers: object = self.headers
+        texts = [*headers, *headers.values()] if isinstance(headers, Mapping) else [None]
+        if not all(isinstance(text, str) and text.isascii() for text in texts):
+            # The value may be a key: it must not stand in the message.
+            raise ConfigError(
+                "headers must be an object of names and texts in ASCII, got "
+                f"{type(headers).__name__} with something else"
+            )
 
 
 class Budget:
@@ -120,6 +129,11 @@ class JsonClient:
         url: `http://` or `https://`.
         settings: how patient it is.
 
+    Attributes:
+        url: as given.
+        shown_url: without user info and query, for messages.
+        identity: the same with a hash of the query: addresses that may answer differently differ.
+
     Raises:
         ConfigError: not such an address.
         MissingExtraError: httpx is not installed.
@@ -127,17 +141,32 @@ class JsonClient:
 
     def __init__(self, url: str, settings: HttpSettings) -> None:
         self._httpx = require("httpx", "search", "search over HTTP")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"a search address must be http://host or https://host, got {url!r}")
+        parts = self._parts(url)
         self.url = url
         # User name and password of an address must not reach logs and error messages.
         place = parts.netloc.rpartition("@")[2]
         self.shown_url = urlunsplit((parts.scheme, place, parts.path, "", ""))
+        # The query may choose the index behind the address, and it may hold a key: hashed.
+        query = hashlib.sha256(parts.query.encode()).hexdigest()[:16] if parts.query else ""
+        self.identity = f"{self.shown_url}?{query}" if query else self.shown_url
         self.settings = settings
         self._verify: Any = self._httpx.create_ssl_context() if parts.scheme == "https" else False
         # A proxy of the environment must not see what is meant for this machine.
-        self._trust_env = not _is_loopback(parts.hostname)
+        self._trust_env = not _is_loopback(parts.hostname or "")
+
+    def _parts(self, url: object) -> SplitResult:
+        try:
+            if not isinstance(url, str):
+                raise ValueError("no text")
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise ValueError("no scheme, host or port")
+            self._httpx.URL(url)
+        except (ValueError, self._httpx.InvalidURL):
+            raise ConfigError(
+                f"a search address must be http://host or https://host, got {url!r}"
+            ) from None
+        return parts
 
     def open(self) -> Any:
         """Return an `httpx.AsyncClient` to use as an asynchronous context manager."""

@@ -11,8 +11,11 @@ from evenhand.retrieval.base import (
     RetrieverInfo,
     SearchResult,
     answer,
+    check_above_zero,
     check_count,
+    check_list,
     info_of,
+    search_one_by_one,
 )
 
 K0 = 60.0
@@ -27,8 +30,8 @@ class HybridRetriever:
     themselves do not matter. Equal fused scores are ordered by id.
 
     A document that several retrievers return keeps title and text of the first; they are the same
-    document if and only if their ids are equal. If a retriever fails on a query, the query fails:
-    answering with the others would silently be another search engine.
+    document if and only if their ids are equal. If a retriever fails on a query, also by an
+    exception, the query fails: answering with the others would silently be another search engine.
 
     Args:
         retrievers: at least one.
@@ -48,20 +51,17 @@ class HybridRetriever:
         depth: int = 100,
         weights: Sequence[float] | None = None,
     ) -> None:
-        self._retrievers = tuple(retrievers)
-        self._weights = tuple(weights) if weights is not None else (1.0,) * len(retrievers)
-        self._k0 = k0
-        self._depth = depth
+        self._retrievers = tuple(check_list(retrievers, "retrievers", "retrievers"))
+        given = (1.0,) * len(retrievers)
+        if weights is not None:
+            given = tuple(check_list(weights, "weights", "numbers"))
+        self._weights = tuple(check_above_zero(weight, "a weight") for weight in given)
+        self._k0 = check_above_zero(k0, "k0")
+        self._depth = check_count(depth, "depth")
         if not self._retrievers or len(self._weights) != len(self._retrievers):
             raise ConfigError(
                 f"hybrid search needs retrievers and one weight each, got "
                 f"{len(self._retrievers)} and {len(self._weights)}"
-            )
-        check_count(depth, "depth")
-        if not k0 > 0 or not all(weight > 0 for weight in self._weights):
-            raise ConfigError(
-                f"hybrid search needs k0 > 0 and weights > 0, got k0={k0!r}, "
-                f"weights={self._weights!r}"
             )
 
     @property
@@ -86,7 +86,7 @@ class HybridRetriever:
 
     def _search_batch(self, queries: list[str], k: int) -> list[SearchResult]:
         depth = max(k, self._depth)
-        rankings = [retriever.search(queries, depth) for retriever in self._retrievers]
+        rankings = [search_one_by_one(part, queries, depth) for part in self._retrievers]
         return [self._fuse(of_query) for of_query in zip(*rankings, strict=True)]
 
     def _fuse(self, results: Sequence[SearchResult]) -> SearchResult:

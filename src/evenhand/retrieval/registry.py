@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import ConfigError, DataError
+from evenhand.errors import ConfigError, DataError, EvenhandError
 from evenhand.plugins import did_you_mean, is_object_spec, load_object
 from evenhand.protocol import Document
-from evenhand.retrieval.base import Retriever
+from evenhand.retrieval.base import Retriever, check_list
 from evenhand.retrieval.bm25 import Bm25Retriever
 from evenhand.retrieval.cache import CachedRetriever
 from evenhand.retrieval.corpus import corpus_hash
@@ -20,6 +21,7 @@ from evenhand.retrieval.hybrid import K0, HybridRetriever
 from evenhand.retrieval.manifest import check_corpus, read_manifest
 from evenhand.retrieval.remote import RemoteRetriever
 from evenhand.retrieval.rerank import CrossEncoderScorer, PairScorer, RerankRetriever
+from evenhand.retrieval.texts import read_texts
 from evenhand.retrieval.web import SearxngProvider, WebProvider, WebRetriever
 
 Spec = str | Mapping[str, Any]
@@ -38,8 +40,8 @@ def load_index(
 
     Args:
         path: the folder.
-        corpus: passages (or their `corpus_hash`) that the index must have been built on, in the
-            same order; by default they are not compared.
+        corpus: passages (or their `corpus_hash`, 64 hexadecimal digits) that the index must have
+            been built on, in the same order; by default they are not compared.
         verify: read every file and compare its sha256 with the manifest, instead of its size.
         settings: of the back end: `threads`, `backend`, `memory_map` (bm25); `encoder`, `device`,
             `batch_size` (dense).
@@ -51,7 +53,7 @@ def load_index(
     folder = Path(path)
     manifest = read_manifest(folder, verify=verify)
     if corpus is not None:
-        check_corpus(folder, manifest, corpus if isinstance(corpus, str) else corpus_hash(corpus))
+        check_corpus(folder, manifest, _hash_of(corpus))
     back_ends: dict[str, Callable[..., Retriever]] = {
         "bm25": Bm25Retriever.open,
         "dense": DenseRetriever.open,
@@ -65,6 +67,17 @@ def load_index(
         back_ends[manifest.kind], f"a {manifest.kind} index", settings, folder, manifest
     )
     return retriever
+
+
+def _hash_of(corpus: Iterable[Document] | str) -> str:
+    if not isinstance(corpus, str):
+        return corpus_hash(corpus)
+    if not re.fullmatch("[0-9a-f]{64}", corpus):
+        raise ConfigError(
+            f"corpus must be passages or their hash of 64 hexadecimal digits, got {corpus!r}; "
+            "read a file with evenhand.datasets.load_corpus (on the command line: --corpus)"
+        )
+    return corpus
 
 
 def _http(settings: dict[str, Any]) -> HttpSettings:
@@ -98,7 +111,7 @@ def _hybrid(
     depth: int = 100,
     weights: Sequence[float] | None = None,
 ) -> Retriever:
-    parts = [open_retriever(part) for part in retrievers]
+    parts = [open_retriever(part) for part in check_list(retrievers, "retrievers", "retrievers")]
     return HybridRetriever(parts, k0=k0, depth=depth, weights=weights)
 
 
@@ -131,28 +144,47 @@ RETRIEVERS: dict[str, Callable[..., Retriever]] = {
 """Name to factory. `index` takes `path` and tells bm25 from dense by the folder's manifest."""
 
 
-def open_retriever(spec: Spec | Retriever, **settings: Any) -> Retriever:
+def open_retriever(spec: Spec | Retriever, /, **settings: Any) -> Retriever:
     """Make a retriever from a spec; a retriever is returned as it is.
 
     Args:
         spec: see `Spec`. In a mapping `name` may be left out beside a `path` or a `url`.
         settings: of the retriever, beside those in the mapping. `cache=FILE` puts an on-disk cache
-            over any of them (`fingerprint=TEXT` where it has none of its own).
+            over any of them, also over one that is made (`fingerprint=TEXT` where it has none of
+            its own).
 
     Raises:
         ConfigError: an unknown name or setting, with the nearest valid one.
         DataError: an index that cannot be loaded.
     """
-    if not isinstance(spec, str | Mapping):
-        if settings:
-            raise ConfigError("settings can only be given with the name of a retriever")
-        return spec
-    wanted = {**({"name": spec} if isinstance(spec, str) else spec), **settings}
+    made = not isinstance(spec, str | Mapping)
+    wanted = dict(settings)
+    if isinstance(spec, str):
+        wanted = {"name": spec, **settings}
+    elif isinstance(spec, Mapping):
+        wanted = {**spec, **settings}
     cache, fingerprint = wanted.pop("cache", None), wanted.pop("fingerprint", None)
-    retriever = _open(wanted)
+    if made and wanted:
+        raise ConfigError("settings can only be given with the name of a retriever")
+    if cache is None and fingerprint is not None:
+        raise ConfigError("fingerprint is a setting of a cache; give cache=FILE too")
+    retriever: Retriever = spec if made else _open(wanted)  # type: ignore[assignment]
     if cache is None:
         return retriever
     return CachedRetriever(retriever, Path(cache), fingerprint=fingerprint)
+
+
+def settings_from_text(spec: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Read settings that were given as texts (`key=value`) for `open_retriever(spec, ...)`.
+
+    Each is read as the type of its parameter (see `read_texts`); unknown ones are left for
+    `open_retriever` to refuse.
+
+    Raises:
+        ConfigError: no such retriever, or a text of another type.
+    """
+    factory, _, _ = _found(spec)
+    return read_texts(texts, {**_CACHING, **_parameters(factory)})
 
 
 def _open(wanted: dict[str, Any]) -> Retriever:
@@ -160,29 +192,54 @@ def _open(wanted: dict[str, Any]) -> Retriever:
     name = wanted.pop("name", implied)
     if not isinstance(name, str):
         raise ConfigError(f"a retriever needs a name, got {name!r}")
-    factory: Any = RETRIEVERS.get(name)
-    if factory is not None:
-        made: object = _call(factory, f"retriever {name!r}", wanted)
-    elif name.startswith(("http://", "https://")):
-        made = _call(_remote, "a remote retriever", wanted, name)
-    elif Path(name).is_dir():
-        made = load_index(name, **wanted)
-    elif is_object_spec(name):
-        made = _call(load_object(name, "retriever"), f"retriever {name!r}", wanted)
+    factory, what, positional = _found(name)
+    if is_object_spec(name):
+        _check_settings(factory, what, wanted)
+        try:
+            made: object = factory(**wanted)
+        except EvenhandError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{what} raised {type(error).__name__}: {error}; check it and its settings"
+            ) from error
     else:
-        raise ConfigError(
-            f"no retriever {name!r}{did_you_mean(name, RETRIEVERS)}; give one of "
-            f"{', '.join(RETRIEVERS)}, an index folder, an http address or module:function"
-        )
+        made = _call(factory, what, wanted, *positional)
     if not isinstance(made, Retriever):
         raise ConfigError(f"{name} gave {type(made).__name__}, which has no method 'search'")
     return made
+
+
+def _found(name: str) -> tuple[Callable[..., Any], str, tuple[str, ...]]:
+    """Return the factory that a name stands for, words for messages, and its first arguments."""
+    if name in RETRIEVERS:
+        return RETRIEVERS[name], f"retriever {name!r}", ()
+    if name.startswith(("http://", "https://")):
+        return _remote, "a remote retriever", (name,)
+    if Path(name).is_dir():
+        return load_index, "an index", (name,)
+    if is_object_spec(name):
+        factory = load_object(name, "retriever")
+        if not callable(factory):
+            raise ConfigError(f"{name} is {type(factory).__name__}; give a function or class")
+        return factory, f"retriever {name!r}", ()
+    raise ConfigError(
+        f"no retriever {name!r}{did_you_mean(name, RETRIEVERS)}; give one of "
+        f"{', '.join(RETRIEVERS)}, an index folder, an http address or module:function"
+    )
 
 
 def _call(
     factory: Callable[..., Any], what: str, settings: Mapping[str, Any], *positional: Any
 ) -> Any:
     """Call a factory; a setting that it does not have, or lacks, is a `ConfigError`."""
+    _check_settings(factory, what, settings, *positional)
+    return factory(*positional, **settings)
+
+
+def _check_settings(
+    factory: Callable[..., Any], what: str, settings: Mapping[str, Any], *positional: Any
+) -> None:
     names = _settings_of(factory)
     unknown = [] if names is None else [name for name in settings if name not in names]
     if unknown:
@@ -194,18 +251,35 @@ def _call(
         inspect.signature(factory).bind(*positional, **settings)
     except TypeError as error:
         raise ConfigError(f"{what}: {error}") from None
-    return factory(*positional, **settings)
+
+
+_PASSED_ON: dict[Any, tuple[Callable[..., Any], ...]] = {
+    load_index: (Bm25Retriever.open, DenseRetriever.open),
+    _remote: (RemoteRetriever, HttpSettings),
+    _web: (SearxngProvider, HttpSettings),
+}
+"""Where a factory's further keywords go."""
+
+_CACHING = {
+    name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation="str")
+    for name in ("cache", "fingerprint")
+}
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parts = (factory, *_PASSED_ON.get(factory, ()))
+    return {
+        parameter.name: parameter
+        for part in parts
+        for parameter in inspect.signature(part).parameters.values()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
 
 
 def _settings_of(factory: Callable[..., Any]) -> set[str] | None:
     """Return the names of the settings of a factory; `None` for one that takes any."""
-    passed_on: dict[Any, tuple[Callable[..., Any], ...]] = {
-        load_index: (Bm25Retriever.open, DenseRetriever.open),
-        _remote: (RemoteRetriever, HttpSettings),
-    }
-    parts = (factory, *passed_on.get(factory, ()))
-    parameters = [p for part in parts for p in inspect.signature(part).parameters.values()]
-    if len(parts) == 1 and any(p.kind is p.VAR_KEYWORD for p in parameters):
+    kinds = [parameter.kind for parameter in inspect.signature(factory).parameters.values()]
+    closed = factory in _PASSED_ON and factory is not _web  # a web provider may take any
+    if inspect.Parameter.VAR_KEYWORD in kinds and not closed:
         return None
-    names = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    return names - {"manifest", "http"}
+    return set(_parameters(factory)) - {"manifest", "http"}

@@ -9,7 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from evenhand.retrieval.base import RetrieverInfo, SearchResult, answer, check_count
+from evenhand.retrieval.base import (
+    RetrieverInfo,
+    SearchResult,
+    answer,
+    check_above_zero,
+    check_count,
+    check_text,
+)
 from evenhand.retrieval.dialect import read_results
 from evenhand.retrieval.http import (
     Budget,
@@ -67,17 +74,19 @@ class RemoteRetriever:
         max_seconds: float = 300.0,
     ) -> None:
         self._client = JsonClient(url, http or HttpSettings())
-        self._fields = (query_field, k_field)
+        self._fields = (check_text(query_field, "query_field"), check_text(k_field, "k_field"))
         self._batch_size = check_count(batch_size, "batch_size")
         self._concurrency = check_count(concurrency, "concurrency")
-        self._max_requests = max_requests and check_count(max_requests, "max_requests")
-        self._max_seconds = max_seconds
+        self._max_requests = (
+            None if max_requests is None else check_count(max_requests, "max_requests")
+        )
+        self._max_seconds = check_above_zero(max_seconds, "max_seconds")
         self._calls = itertools.count()
 
     @property
     def info(self) -> RetrieverInfo:
         """What this retriever is. It takes the address for the identity of what stands behind."""
-        return RetrieverInfo("remote", f"remote:{self._client.shown_url}:{self._fields}")
+        return RetrieverInfo("remote", f"remote:{self._client.identity}:{self._fields}")
 
     def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
         """See `Retriever.search`. Scores are the server's; without scores its order counts."""

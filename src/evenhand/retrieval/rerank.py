@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from evenhand.errors import ConfigError, RetrievalError, require
+from evenhand.errors import ConfigError, require
 from evenhand.protocol import Document
 from evenhand.retrieval.base import (
     Retriever,
@@ -14,7 +14,9 @@ from evenhand.retrieval.base import (
     SearchResult,
     answer,
     check_count,
+    failure,
     info_of,
+    search_one_by_one,
 )
 
 PairScorer = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
@@ -33,7 +35,7 @@ class CrossEncoderScorer:
     def __init__(self, model: str, *, device: str | None = None, batch_size: int = 32) -> None:
         library = require("sentence_transformers", "dense", "reranking")
         self.name = str(model)
-        self._batch_size = batch_size
+        self._batch_size = check_count(batch_size, "batch_size")
         try:
             self._model = library.CrossEncoder(self.name, device=device)
         except (OSError, ValueError) as error:
@@ -56,7 +58,8 @@ class RerankRetriever:
 
     The best `max(k, depth)` passages of the base are scored as `title + "\\n" + text` (the text
     alone where the title is empty), all queries of a batch in one call, and the best `k` by that
-    score are returned. A query on which the base fails keeps the base's error.
+    score are returned. A query on which the base fails keeps the base's error; one for which the
+    scorer raises or does not give one finite number a pair fails alone.
 
     Args:
         base: finds the candidates.
@@ -87,38 +90,39 @@ class RerankRetriever:
         return RetrieverInfo("rerank", fingerprint, base.passages, base.corpus_hash)
 
     def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
-        """See `Retriever.search`. The score is the scorer's.
-
-        Raises:
-            RetrievalError: the scorer did not return one finite number a pair.
-        """
+        """See `Retriever.search`. The score is the scorer's."""
         return answer(queries, k, self._search_batch)
 
     def _search_batch(self, queries: list[str], k: int) -> list[SearchResult]:
-        candidates = self._base.search(queries, max(k, self._depth))
+        results = search_one_by_one(self._base, queries, max(k, self._depth))
+        found = [at for at, result in enumerate(results) if result.documents]
+        scored = self._scored([(queries[at], results[at].documents) for at in found])
+        for at, result in zip(found, scored, strict=True):
+            results[at] = result
+        return results
+
+    def _scored(self, rows: list[tuple[str, tuple[Document, ...]]]) -> list[SearchResult]:
         pairs = [
             (query, f"{d.title}\n{d.text}" if d.title else d.text)
-            for query, result in zip(queries, candidates, strict=True)
-            for d in result.documents
+            for query, documents in rows
+            for d in documents
         ]
-        scores = iter(self._scores(pairs))
-        return [
-            result
-            if result.error is not None
-            else SearchResult(
-                tuple(Document(d.id, d.title, d.text, next(scores)) for d in result.documents)
-            )
-            for result in candidates
-        ]
-
-    def _scores(self, pairs: list[tuple[str, str]]) -> list[float]:
         if not pairs:
             return []
-        scores = np.asarray(self._scorer(pairs), dtype=np.float64)
-        if scores.shape != (len(pairs),) or not np.isfinite(scores).all():
-            raise RetrievalError(
-                f"the scorer gave {scores.shape} numbers for {len(pairs)} pairs, or one that is "
-                "not finite; it must give one finite number a pair"
-            )
-        values: list[float] = scores.tolist()
-        return values
+        try:
+            scores = np.asarray(self._scorer(pairs), dtype=np.float64)
+            if scores.shape != (len(pairs),):
+                raise ValueError(f"it gave {scores.shape} numbers for {len(pairs)} pairs")
+        except Exception as error:
+            if len(rows) > 1:  # one query may be to blame
+                return [self._scored([row])[0] for row in rows]
+            return [SearchResult(error=f"the scorer failed: {failure(error).error}")]
+        values = iter(scores.tolist())
+        return [_with_scores(documents, [next(values) for _ in documents]) for _, documents in rows]
+
+
+def _with_scores(documents: tuple[Document, ...], scores: list[float]) -> SearchResult:
+    if not np.isfinite(scores).all():
+        return SearchResult(error="the scorer failed: it gave a number that is not finite")
+    pairs = zip(documents, scores, strict=True)
+    return SearchResult(tuple(Document(d.id, d.title, d.text, score) for d, score in pairs))

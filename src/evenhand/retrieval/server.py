@@ -23,6 +23,10 @@ from evenhand.retrieval.base import Retriever, RetrieverInfo, info_of, search_on
 from evenhand.retrieval.batching import MicroBatcher
 from evenhand.retrieval.cache import CachedRetriever
 from evenhand.retrieval.dialect import Limits, RequestError, read_request, render_results
+from evenhand.settings import check_choice
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+"""uvicorn's."""
 
 _GRACE_SECONDS = 30
 _BACKLOG = 512
@@ -69,6 +73,8 @@ def create_app(retriever: Retriever, *, limits: Limits | None = None) -> Any:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
     )
     # Starlette's own routes: the body is read by hand, so that its limit holds while it arrives.
     app.add_route("/retrieve", state.retrieve, methods=["POST"])
@@ -99,7 +105,11 @@ class _State:
             if error.status in (408, 413):  # the rest of the body may still be on its way
                 response.headers["connection"] = "close"
             return response
-        results = await self.batcher.search(asked.queries, asked.k)
+        try:
+            results = await self.batcher.search(asked.queries, asked.k)
+        except asyncio.CancelledError:  # the stop of the server ran out of patience
+            self._counts.failed += 1
+            return self._json({"error": "the server is stopping; ask again later"}, 503)
         if results and all(result.error is not None for result in results):
             self._counts.failed += 1
             return self._json({"error": f"every query failed; the first: {results[0].error}"}, 502)
@@ -217,9 +227,10 @@ def serve(
         log_level: of uvicorn; requests are logged with `debug` only.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or an unknown `log_level`.
         MissingExtraError: FastAPI or uvicorn is not installed.
     """
+    check_choice(log_level, "log_level", LOG_LEVELS)
     uvicorn = require("uvicorn", "server", "the search server")
     app = create_app(retriever, limits=limits)
     search_one_by_one(retriever, ["warm up"], 1)

@@ -10,7 +10,14 @@ from typing import Any, Protocol
 
 from evenhand.errors import RetrievalError
 from evenhand.protocol import Document, valid_unicode
-from evenhand.retrieval.base import RetrieverInfo, SearchResult, answer, check_count
+from evenhand.retrieval.base import (
+    RetrieverInfo,
+    SearchResult,
+    answer,
+    check_above_zero,
+    check_count,
+    failure,
+)
 from evenhand.retrieval.http import (
     Budget,
     FaultKind,
@@ -73,8 +80,8 @@ class WebRetriever:
     def _ask(self, query: str, k: int) -> SearchResult:
         try:
             return SearchResult(tuple(self._provider.search(query, k)))
-        except RetrievalError as error:
-            return SearchResult(error=str(error))
+        except Exception as error:  # also one of a user's own provider
+            return failure(error)
 
 
 class SearxngProvider:
@@ -107,10 +114,10 @@ class SearxngProvider:
         self._parameters = {"format": "json", "language": language}
         if engines:
             self._parameters["engines"] = engines
-        self._max_pages = max_pages
-        self._max_seconds = max_seconds
+        self._max_pages = check_count(max_pages, "max_pages")
+        self._max_seconds = check_above_zero(max_seconds, "max_seconds")
         self._calls = itertools.count()
-        self.name = f"searxng:{self._client.shown_url}:{language}:{engines}"
+        self.name = f"searxng:{self._client.identity}:{(language, engines, max_pages)}"
 
     def search(self, query: str, k: int) -> list[Document]:
         """See `WebProvider.search`."""
@@ -142,20 +149,30 @@ class SearxngProvider:
 
     async def _page(self, client: Any, parameters: dict[str, Any]) -> list[Document]:
         payload = await self._client.request(client, "GET", params=parameters)
-        entries = payload.get("results") if isinstance(payload, Mapping) else None
-        if not isinstance(entries, list):
-            raise self._wrong_schema("no list 'results'")
-        return [self._document(entry) for entry in entries]
+        try:
+            return read_page(payload)
+        except ValueError as error:
+            raise HttpFault(
+                FaultKind.BAD_ANSWER, f"{self._client.shown_url}: wrong schema: {error}"
+            ) from None
 
-    def _document(self, entry: object) -> Document:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("url"), str):
-            raise self._wrong_schema("a result without 'url'")
-        title, text = (
-            "" if entry.get(name) is None else entry[name] for name in ("title", "content")
-        )
-        if not isinstance(title, str) or not isinstance(text, str):
-            raise self._wrong_schema("a result whose title or content is not text")
-        return Document(valid_unicode(entry["url"]), valid_unicode(title), valid_unicode(text))
 
-    def _wrong_schema(self, what: str) -> HttpFault:
-        return HttpFault(FaultKind.BAD_ANSWER, f"{self._client.shown_url}: wrong schema: {what}")
+def read_page(payload: object) -> list[Document]:
+    """Read the parsed JSON of one page of SearXNG.
+
+    Raises:
+        ValueError: another layout.
+    """
+    entries = payload.get("results") if isinstance(payload, Mapping) else None
+    if not isinstance(entries, list):
+        raise ValueError("no list 'results'")
+    return [_document(entry) for entry in entries]
+
+
+def _document(entry: object) -> Document:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("url"), str):
+        raise ValueError("a result without 'url'")
+    title, text = ("" if entry.get(name) is None else entry[name] for name in ("title", "content"))
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise ValueError("a result whose title or content is not text")
+    return Document(valid_unicode(entry["url"]), valid_unicode(title), valid_unicode(text))
