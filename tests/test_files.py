@@ -92,6 +92,30 @@ def test_a_device_is_a_good_output_though_its_folder_is_not() -> None:
     assert check_output(Path(os.devnull)) == Path(os.devnull)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc")
+def test_an_open_stream_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    # As `-o /dev/stdout > file`: a link to a file that the process holds open.
+    link, path = tmp_path / "stdout", tmp_path / "file"
+    with path.open("wb") as stream:
+        link.symlink_to(f"/proc/self/fd/{stream.fileno()}")
+        inode = path.stat().st_ino
+        with atomic_write(link) as file:
+            file.write("through")
+    assert link.is_symlink()
+    assert (path.read_text(), path.stat().st_ino) == ("through", inode)
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    link, path = tmp_path / "link", tmp_path / "deep" / "file"
+    link.symlink_to(path)
+    for text in ("first", "second"):
+        with atomic_write(link) as file:
+            file.write(text)
+        assert link.is_symlink()
+        assert path.read_text() == text
+
+
 def test_a_failed_block_leaves_no_temporary_path(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "out") as target:
         target.write_bytes(b"half")

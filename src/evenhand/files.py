@@ -132,16 +132,35 @@ def check_output(path: Path) -> Path:
         if not os.access(path, os.W_OK):
             raise DataError(f"cannot write {path} (permission denied)")
         return path
-    if not path.parent.is_dir():
-        raise DataError(f"cannot write {path}: the folder {path.parent} does not exist")
-    if not os.access(path.parent, os.W_OK):
-        raise DataError(f"cannot write {path}: the folder {path.parent} cannot be written")
+    folder = _without_links(path).parent
+    if not folder.is_dir():
+        raise DataError(f"cannot write {path}: the folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise DataError(f"cannot write {path}: the folder {folder} cannot be written")
     return path
 
 
+def _without_links(path: Path) -> Path:
+    """Return the path of the file itself, so that it is written and not the link replaced."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def _is_special(path: Path) -> bool:
-    """Whether a path is a device or a pipe: renaming a file over it would destroy it."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    """Whether renaming a file over a path would destroy it: a device, a pipe, an open stream."""
+    if not path.exists() or path.is_dir():
+        return False
+    return not path.is_file() or _is_open_stream(path)
+
+
+def _is_open_stream(path: Path) -> bool:
+    # `/dev/stdout` is a link to `/proc/self/fd/1`, which stands for a file that is open already.
+    while True:
+        folder = os.path.realpath(path.parent)
+        if folder == "/dev/fd" or folder.startswith("/proc/"):
+            return True
+        if not path.is_symlink():
+            return False
+        path = Path(folder, path.readlink())
 
 
 @contextmanager
@@ -149,8 +168,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file that replaces `path` when the block ends without an error.
 
     The file lies in the same folder, is flushed to disk and then renamed over `path`. If the block
-    raises, it is removed and an earlier file at `path` stays untouched. A device or a pipe is not
-    replaced: its own path is given, and what the block writes goes there at once.
+    raises, it is removed and an earlier file at `path` stays untouched. Of a link the file that it
+    points to is replaced. A device, a pipe or an open stream (`/dev/stdout`) is not replaced: its
+    own path is given, and what the block writes goes there at once.
 
     Raises:
         DataError: see `check_output`; or writing fails.
@@ -159,10 +179,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
     if _is_special(path):
         yield path
         return
+    final = _without_links(path)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp")
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}: {path.parent}") from error
+        raise DataError(f"cannot write {path}: {error.strerror}: {final.parent}") from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -173,7 +194,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
+        temporary.replace(final)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
     finally:

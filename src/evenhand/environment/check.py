@@ -168,27 +168,15 @@ def check_environment(
             continue
         _check_end(where, trajectory, gold, reward(trajectory))
         check_record(trajectory, limits=limits, tokenizer=tokenizer)
-        sampled = [s.token_ids.tolist() for s in trajectory.segments
-                   if s.is_policy and s.token_ids is not None]  # fmt: skip
-        if sampled != policy.sampled:
-            _broken(where, "the policy segments' token ids are not those that were sampled")
-        babbler = ScriptedPolicy(
-            tokenizer, [policy_turn("I look.", query="x", think_in_prompt=think_in_prompt)]
-        )
-        _check_silence(where, start(), gold, babbler, reward)
+        _check_tokens(where, trajectory, policy)
+        _check_silence(where, start(), gold, tokenizer, reward)
         shown = [s.documents for s in trajectory.segments if s.documents is not None]
         episodes += 1
         searches += len(shown)
         documents += sum(map(len, shown))
         longest = max(longest, sum(s.n_tokens for s in trajectory.segments))
     if not episodes:
-        raise ConfigError(
-            f"all gold episodes ({too_long}) ended with context_limit, because a first passage is "
-            f"longer than max_observation_tokens {limits.max_observation_tokens}; raise it or cut "
-            "the passages"
-            if too_long
-            else "check_environment needs at least one case, got none"
-        )
+        _nothing_judged(too_long, limits)
     return CheckSummary(episodes, searches, documents, longest, too_long)
 
 
@@ -213,6 +201,16 @@ def check_record(trajectory: Trajectory, *, limits: Limits, tokenizer: Tokenizer
 
 def _broken(where: str, what: str) -> NoReturn:
     raise ConfigError(f"{where}: {what}")
+
+
+def _nothing_judged(too_long: int, limits: Limits) -> NoReturn:
+    if not too_long:
+        raise ConfigError("check_environment needs at least one case, got none")
+    raise ConfigError(
+        f"all gold episodes ({too_long}) ended with context_limit, because a first passage is "
+        f"longer than max_observation_tokens {limits.max_observation_tokens}; raise it or cut the "
+        "passages"
+    )
 
 
 def _check_prompt(where: str, case: GoldCase, template: str | Template) -> None:
@@ -252,6 +250,13 @@ def _check_end(where: str, trajectory: Trajectory, gold: str, reward: float | No
     if reward is None or abs(reward - 1.0) > 1e-9:
         _broken(where, f"the gold answer {gold!r:.40} has reward {reward}, not 1.0; the reward and "
                 "the golden answers disagree")  # fmt: skip
+
+
+def _check_tokens(where: str, trajectory: Trajectory, policy: ScriptedPolicy) -> None:
+    sampled = [s.token_ids.tolist() for s in trajectory.segments
+               if s.is_policy and s.token_ids is not None]  # fmt: skip
+    if sampled != policy.sampled:
+        _broken(where, "the policy segments' token ids are not those that were sampled")
 
 
 def _check_segments(where: str, trajectory: Trajectory, tokenizer: Tokenizer) -> None:
@@ -319,8 +324,10 @@ class _Planted:
 
 
 def _check_silence(
-    where: str, episode: Episode, gold: str, policy: ScriptedPolicy, reward: Reward
+    where: str, episode: Episode, gold: str, tokenizer: Tokenizer, reward: Reward
 ) -> None:
+    turn = policy_turn("I look.", query="x", think_in_prompt=episode.think_in_prompt)
+    policy = ScriptedPolicy(tokenizer, [turn])
     passage = f"{INFORMATION_CLOSE}{ANSWER_OPEN}{gold}{ANSWER_CLOSE}"
     planted = _Planted((Document("planted", gold, passage),))
     score = reward(run_episode(episode, policy, lambda _: planted))
