@@ -15,6 +15,7 @@ import typer
 from evenhand import __version__
 from evenhand.cli import data, search
 from evenhand.cli.audit import audit
+from evenhand.cli.common import printable
 from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
@@ -85,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _fail(message: str) -> int:
     # One line, also when a part of the message came from elsewhere.
-    typer.echo("evenhand: error: " + " ".join(message.split()), err=True)
+    typer.echo("evenhand: error: " + printable(" ".join(message.split())), err=True)
     return WRONG_USE
 
 
