@@ -1,0 +1,107 @@
+"""Keys and values of many rows of different lengths, kept between their turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.errors import require
+
+torch: Any = require("torch", "train", "the transformers back end")
+
+Tensor = Any
+IntArray = NDArray[np.int64]
+
+
+class RowCache:
+    """A cache as the models of transformers use it: they call `update` in every layer.
+
+    Each layer holds `[rows, heads, length + 1, size]`, allocated before it is needed and grown by
+    half. Token `p` of a row stands at place `p`: nothing is padded on the left, and no row depends
+    on the length of another. The extra last place takes what padding writes; nobody reads it.
+    """
+
+    is_compileable = False
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._rows = 0
+        self._length = 0
+        self._slots: Tensor | None = None
+        self._count = 0
+        self._where: tuple[Tensor, slice, Tensor] | None = None
+        self._read = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows have a place."""
+        return self._rows
+
+    @property
+    def scratch(self) -> int:
+        """Where padding is written."""
+        return self._length
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Make room for `rows` rows of `length` tokens; what is held stays."""
+        if rows <= self._rows and length <= self._length:
+            return
+        if length > self._length:
+            length = -(-max(length, self._length * 3 // 2) // 64) * 64
+        rows, length = max(rows, self._rows), max(length, self._length)
+        for tensors in (self._keys, self._values):
+            for layer, old in enumerate(tensors):
+                new = old.new_zeros((rows, old.shape[1], length + 1, old.shape[3]))
+                new[: self._rows, :, : self._length] = old[:, :, : self._length]
+                tensors[layer] = new
+        self._rows, self._length = rows, length
+
+    def plan(self, slots: IntArray, positions: Tensor, read: int) -> None:
+        """Say what the next forward pass writes and reads.
+
+        Args:
+            slots: `[n]` the rows.
+            positions: `[n, S]` places of its tokens; `scratch` for padding.
+            read: places `0 .. read - 1` are returned to the attention.
+        """
+        n = len(slots)
+        self._count, self._read = n, read
+        rows = torch.from_numpy(slots).to(self._device)
+        self._slots = None if np.array_equal(slots, np.arange(n)) else rows
+        self._where = (rows[:, None], slice(None), positions)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write `[n, heads, S, size]` and return all that the planned rows may attend to."""
+        found = []
+        for tensors, states in ((self._keys, key_states), (self._values, value_states)):
+            if layer_idx == len(tensors):
+                heads, size = states.shape[1], states.shape[3]
+                # Zeros, because what is masked is still multiplied by 0.
+                tensors.append(states.new_zeros((self._rows, heads, self._length + 1, size)))
+            held = tensors[layer_idx]
+            held[self._where] = states.transpose(1, 2)
+            seen = held[:, :, : self._read]
+            found.append(seen[: self._count] if self._slots is None else seen[self._slots])
+        return found[0], found[1]
+
+    def copy(self, source: IntArray, target: IntArray, length: int) -> None:
+        """Copy the first `length` tokens of rows `source[i]` to rows `target[i]`, all at once.
+
+        A row may be both: what is read is what stood there before.
+        """
+        if not len(source):
+            return
+        reads = torch.from_numpy(source).to(self._device)
+        writes = torch.from_numpy(target).to(self._device)
+        for held in (*self._keys, *self._values):
+            held[writes, :, :length] = held[reads, :, :length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 the interface
+        """Return 0: positions and masks are always given, so no model needs to derive them."""
+        return 0
