@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,49 @@ def write_data(folder: Path) -> None:
             file.write(json.dumps(passage) + "\n")
 
 
+def teach(folder: Path, *, steps: int = 60) -> None:
+    """Fit the model in `folder / "model"` to rollouts with zero to two searches, so that a sampled
+    rollout searches, answers, and is right at times."""
+    import torch
+    import transformers
+
+    from evenhand.environment import Episode, Limits, ScriptedPolicy, as_tokenizer, run_episode
+    from evenhand.training.batching import micro_batches, rows_of
+    from evenhand.training.forward import Forward
+    from evenhand.training.recipes import recipe_from
+    from evenhand.training.sources import open_sources
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = as_tokenizer(transformers.AutoTokenizer.from_pretrained(folder / "model"))
+    sources = open_sources(recipe_from(settings(folder)))
+    rollouts = []
+    for question in sources.train:
+        thing = question.question.split()[3]
+        for searches in range(3):
+            look = f"<think> {thing} </think> <search> {thing} </search>"
+            reply = f"<think> the </think> <answer> {question.golden_answers[0]} </answer>"
+            episode = Episode(question.question, tokenizer=tokenizer, template=template,
+                              limits=Limits(**settings(folder)["environment"]["limits"]))  # fmt: skip
+            policy = ScriptedPolicy(tokenizer, [look] * searches + [reply])
+            retriever = sources.environment.retriever
+            rollout = run_episode(episode, policy, lambda q: retriever.search([q], 1)[0])  # noqa: B023
+            segments = tuple(replace(s, advantage=0.0) for s in rollout.segments)
+            rollouts.append(replace(rollout, reward=0.0, segments=segments))
+    (batch,) = micro_batches(rows_of(rollouts), 100_000)
+    forward = Forward(model, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (-forward(batch).logprobs.mean()).backward()
+        optimizer.step()
+    model.save_pretrained(folder / "model")
+
+
 def save_world(folder: Path) -> Path:
     """Write model and data; return the folder."""
     save_tiny_model(folder / "model")
     write_data(folder)
+    teach(folder)
     return folder
 
 
@@ -92,10 +132,11 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
             "train": str(folder / "questions.jsonl"),
             "evaluate": str(folder / "questions.jsonl"),
         },
-        "retrieval": {"corpus": str(folder / "passages.jsonl"), "documents": 1},
+        "retrieval": {"corpus": str(folder / "passages.jsonl"), "documents": 1,
+                      "settings": {"backend": "numpy"}},
         "environment": {
             "template": "tiny:template",
-            "limits": {"max_turn_tokens": 8, "max_observation_tokens": 24, "max_context": 120,
+            "limits": {"max_turn_tokens": 10, "max_observation_tokens": 24, "max_context": 120,
                        "max_invalid": 1, "max_searches": 2},
         },
         "rollout": {"questions": 2, "group_size": 4},

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from evenhand.credit import CreditRule
 from evenhand.environment import Limits, preset
+from evenhand.errors import ConfigError
+from evenhand.plugins import did_you_mean
 from evenhand.prompts import resolve_template
 from evenhand.rewards import get_reward
 
@@ -125,6 +127,12 @@ class EnvironmentSection(Section):
         """Return the limits."""
         base = preset(self.preset)
         known = Limits.__dataclass_fields__
+        for name in self.limits:
+            if name not in known:
+                raise ConfigError(
+                    f"environment.limits has no rule {name!r}{did_you_mean(name, known)}; it has "
+                    f"{', '.join(known)}"
+                )
         return Limits(**{name: self.limits.get(name, getattr(base, name)) for name in known})
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ class TokenOutputs(NamedTuple):
     """What the model says about the targets of a micro-batch.
 
     Attributes:
-        logprobs: `[n]` float32 log-probabilities of the full softmax of `logits / temperature`.
+        logprobs: `[n]` log-probabilities, float32 or wider, of the full softmax of `logits / temperature`.
         entropy: `[n]` entropies of that softmax, or `None` if not asked for.
     """
 
@@ -75,7 +75,9 @@ class Forward:
         with head_on(self.model, row, position), self.autocast():
             # Positions are counted from 0 and padding is on the right: no mask is needed.
             output = self.model(input_ids=self.tensor(batch.ids), use_cache=False)
-        logits = output.logits[0].float()
+        logits = output.logits[0]
+        # At least float32: a softmax over half precision would be noise.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature != 1:
             logits = logits / self.temperature
         target = self.tensor(batch.targets.ids)

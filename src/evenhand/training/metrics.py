@@ -138,7 +138,7 @@ def update_metrics(sums: Mapping[str, float], norms: Sequence[float], steps: int
         steps: how many optimiser steps were made.
     """
     tokens = max(sums["tokens"], 1.0)
-    return {
+    found = {
         "actor/pg_loss": sums["pg_loss"] / max(steps, 1),
         "actor/pg_clipfrac": sums["clipped_high"] / tokens,
         "actor/pg_clipfrac_lower": sums["clipped_low"] / tokens,
@@ -149,6 +149,7 @@ def update_metrics(sums: Mapping[str, float], norms: Sequence[float], steps: int
         "actor/loss_tokens": sums["tokens"],
         "actor/grad_norm": float(np.mean(norms)) if len(norms) else 0.0,
     }
+    return {name: float(value) for name, value in found.items()}
 
 
 def evaluation_metrics(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -6,6 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,17 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield key
 
 
-def valid_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+@cache
+def valid_keys() -> tuple[str, ...]:
     """Return every dotted key of a recipe, sections included."""
-    keys: list[str] = []
+    return tuple(_keys(Recipe, ""))
+
+
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        keys.append(f"{prefix}{name}")
+        yield f"{prefix}{name}"
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += valid_keys(field.annotation, f"{prefix}{name}.")
-    return keys
+            yield from _keys(field.annotation, f"{prefix}{name}.")
 
 
 def _check_key(key: str, where: str) -> None:
@@ -163,7 +167,12 @@ def _table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
 
 def _key(name: str) -> str:
     bare = name.replace("_", "").replace("-", "")
-    return name if bare.isascii() and bare.isalnum() else json.dumps(name)
+    return name if bare.isascii() and bare.isalnum() else _text(name)
+
+
+def _text(value: str) -> str:
+    # TOML's basic strings are JSON's, but for escapes of half surrogates and a bare DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml(value: Any) -> str:
@@ -172,7 +181,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return _text(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):
