@@ -157,9 +157,7 @@ def test_an_unknown_aggregation_is_refused() -> None:
 @given(st.integers(1, 5), st.integers(0, 1000))
 def test_mini_batches_hold_whole_groups_and_every_row_once(parts: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    rollouts = [
-        replace(random_rollout(), id=f"t{at}", group=f"g{at % 5}") for at in range(17)
-    ]
+    rollouts = [replace(random_rollout(), id=f"t{at}", group=f"g{at % 5}") for at in range(17)]
     pieces = mini_batches(rows_of(rollouts), parts, generator)
     assert sorted(row.index for piece in pieces for row in piece) == list(range(17))
     groups = [{row.group for row in piece} for piece in pieces]

@@ -69,7 +69,7 @@ def rollouts(model: Any) -> list[Trajectory]:
         for segment in trajectory.segments:
             if segment.is_policy:
                 part = own[at : at + segment.n_tokens] + generator.normal(size=segment.n_tokens) / 5
-                segment = replace(segment, logprobs=part)  # noqa: PLW2901 a new record
+                segment = replace(segment, logprobs=part)
                 at += segment.n_tokens
             segments.append(segment)
         found.append(replace(trajectory, segments=tuple(segments)))

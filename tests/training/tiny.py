@@ -97,8 +97,10 @@ def teach(folder: Path, *, steps: int = 60) -> None:
         for searches in range(3):
             look = f"<think> {thing} </think> <search> {thing} </search>"
             reply = f"<think> the </think> <answer> {question.golden_answers[0]} </answer>"
-            episode = Episode(question.question, tokenizer=tokenizer, template=template,
-                              limits=Limits(**settings(folder)["environment"]["limits"]))  # fmt: skip
+            limits = Limits(**settings(folder)["environment"]["limits"])
+            episode = Episode(
+                question.question, tokenizer=tokenizer, template=template, limits=limits
+            )
             policy = ScriptedPolicy(tokenizer, [look] * searches + [reply])
             retriever = sources.environment.retriever
             rollout = run_episode(episode, policy, lambda q: retriever.search([q], 1)[0])  # noqa: B023
@@ -223,3 +225,35 @@ def mixed_rollouts(seed: int = 0) -> list[Trajectory]:
         credit = 0.0 if at == 3 else None
         found.append(credited_rollout(f"t{at}", f"g{at % 2}", lengths, generator, credit=credit))
     return found
+
+
+def constant_reward(trajectory: Trajectory) -> float:  # noqa: ARG001 the protocol
+    """Return the same for every rollout."""
+    return 1.0
+
+
+def only_lamps(trajectory: Trajectory) -> float:
+    """Return a reward that varies for questions about lamps only."""
+    return varied(trajectory) if "lamp" in trajectory.question else 0.0
+
+
+def fails_at_times(trajectory: Trajectory) -> float:
+    """Fail on rollouts that searched."""
+    if trajectory.executed_searches():
+        raise ValueError("cannot judge this")
+    return varied(trajectory)
+
+
+class _BrokenForLamps:
+    def search(self, queries: list[str], k: int) -> list[Any]:
+        from evenhand.protocol import Document
+        from evenhand.retrieval import SearchResult
+
+        found = SearchResult((Document("d0", "clock", "Berta made the clock ."),)[:k])
+        failed = SearchResult(error="the server is down")
+        return [failed if "lamp" in query else found for query in queries]
+
+
+def broken_for_lamps() -> _BrokenForLamps:
+    """Return a search engine that fails for some queries."""
+    return _BrokenForLamps()

@@ -23,7 +23,8 @@ class TokenOutputs(NamedTuple):
     """What the model says about the targets of a micro-batch.
 
     Attributes:
-        logprobs: `[n]` log-probabilities, float32 or wider, of the full softmax of `logits / temperature`.
+        logprobs: `[n]` log-probabilities of the full softmax of `logits / temperature`, in
+            float32 or wider.
         entropy: `[n]` entropies of that softmax, or `None` if not asked for.
     """
 

@@ -37,3 +37,6 @@ class Listener:
 
     def finished(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """The last step is done; `metrics` are those of the last evaluation."""
+
+    def closed(self) -> None:
+        """The trainer is closed, after an error or an interrupt too."""

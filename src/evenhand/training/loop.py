@@ -28,7 +28,6 @@ import numpy as np
 
 from evenhand.credit import Credited, gather
 from evenhand.datasets import Question
-from evenhand.environment import Episode
 from evenhand.errors import ConfigError, DataError, require
 from evenhand.rewards import get_reward, score_trajectory
 from evenhand.rollout import Policy, Sampling, SearchEnvironment, collect
@@ -42,7 +41,7 @@ from evenhand.training.losses import SUMS, TokenBatch, token_loss
 from evenhand.training.metrics import Metrics
 from evenhand.training.models import LoadedModel, Reference
 from evenhand.training.run_folder import RunFolder
-from evenhand.training.sources import QuestionStream, Sources
+from evenhand.training.sources import QuestionStream, Sources, new_episode
 from evenhand.training.tracking import Trackers
 from evenhand.trajectory import Trajectory
 
@@ -128,29 +127,32 @@ class Trainer:
         recipe = self.recipe
         evaluated: Metrics = {}
         self._listener.started(recipe, self.progress, self._stream)
-        try:
-            if self._checkpoints.newest() is None:
-                if recipe.evaluation.at_start:
-                    evaluated = self._evaluate()
-                    self._record(0, evaluated, None)
+        if self._checkpoints.newest() is None:
+            if recipe.evaluation.at_start:
+                evaluated = self._evaluate()
+                self._record(0, evaluated, None)
+            self._save()
+        while self.progress.step < recipe.steps:
+            step = self.progress.step + 1
+            self._seconds = {}
+            began = time.perf_counter()
+            trajectories, found = self._train_step(step)
+            if self._is_due(step, recipe.evaluation.every):
+                evaluated = self._evaluate()
+                found |= evaluated
+            found["timing_s/step"] = time.perf_counter() - began
+            found |= {f"timing_s/{name}": value for name, value in self._seconds.items()}
+            self._record(step, found, trajectories)
+            if self._is_due(step, recipe.checkpoint.every):
                 self._save()
-            while self.progress.step < recipe.steps:
-                step = self.progress.step + 1
-                self._seconds = {}
-                began = time.perf_counter()
-                trajectories, found = self._train_step(step)
-                if self._is_due(step, recipe.evaluation.every):
-                    evaluated = self._evaluate()
-                    found |= evaluated
-                found["timing_s/step"] = time.perf_counter() - began
-                found |= {f"timing_s/{name}": value for name, value in self._seconds.items()}
-                self._record(step, found, trajectories)
-                if self._is_due(step, recipe.checkpoint.every):
-                    self._save()
-        finally:
-            self._trackers.close()
         self._listener.finished(self.progress, evaluated)
         return evaluated
+
+    def close(self) -> None:
+        """Close trackers and let others write into the folder."""
+        self._trackers.close()
+        self._run.unlock()
+        self._listener.closed()
 
     def _is_due(self, step: int, every: int | None) -> bool:
         return step == self.recipe.steps or (every is not None and step % every == 0)
@@ -376,18 +378,8 @@ def _schedule_after_skip() -> Iterator[None]:
 
 def _leaves_room(question: Question, policy: Policy, environment: SearchEnvironment) -> bool:
     """Whether the prompt of a question leaves room for a turn; it is never cut."""
-    limits = environment.limits
-    if policy.max_context is not None and policy.max_context < limits.max_context:
-        limits = replace(limits, max_context=policy.max_context)
     try:
-        Episode(
-            question.question,
-            tokenizer=policy.tokenizer,
-            limits=limits,
-            template=environment.template,
-            think_in_prompt=environment.think_in_prompt,
-            notices=environment.notices,
-        )
+        new_episode(question.question, policy, environment)
     except DataError:
         return False
     return True

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from evenhand.datasets import Question, load_corpus, load_questions
+from evenhand.environment import Episode
 from evenhand.errors import ConfigError
 from evenhand.plugins import did_you_mean, load_object
 from evenhand.prompts import Notices
 from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, Retriever, open_retriever
-from evenhand.rollout import SearchEnvironment
+from evenhand.rollout import Policy, SearchEnvironment
 from evenhand.training.config import Recipe
 
 WORLD = "world"
@@ -68,23 +69,14 @@ def open_sources(recipe: Recipe) -> Sources:
         ConfigError: unknown names, or fewer training questions than a step needs.
         DataError: files that cannot be read.
     """
-    data, retriever = recipe.data, None
-    if recipe.retrieval.corpus is not None or recipe.retrieval.retriever != "bm25":
-        retriever = _retriever(recipe)
+    data, retriever = recipe.data, _common_retriever(recipe)
     train, searched = _part(recipe, data.train, "train", retriever)
     if len(train) < recipe.rollout.questions:
         raise ConfigError(
             f"{len(train)} training questions are fewer than a step takes (rollout.questions is "
             f"{recipe.rollout.questions}); lower it or give more questions"
         )
-    environment = SearchEnvironment(
-        retriever=searched,
-        k=recipe.retrieval.documents,
-        limits=recipe.environment.rules(),
-        template=recipe.environment.template,
-        think_in_prompt=recipe.environment.think_in_prompt,
-        notices=_notices(recipe.environment.notices),
-    )
+    environment = _environment(recipe, searched)
     if data.evaluate is None:
         return Sources(train, environment, (), environment)
     held_out, searched = _part(recipe, data.evaluate, "evaluate", retriever)
@@ -94,6 +86,55 @@ def open_sources(recipe: Recipe) -> Sources:
         held_out[: recipe.evaluation.questions],
         replace(environment, retriever=searched),
     )
+
+
+def open_environment(recipe: Recipe) -> SearchEnvironment:
+    """Return the environment of a recipe's evaluation, without loading its questions.
+
+    Raises:
+        ConfigError: unknown names, or no passages to search.
+    """
+    retriever = _common_retriever(recipe)
+    if retriever is None:
+        retriever = _part(recipe, WORLD, "evaluate", None)[1]
+    return _environment(recipe, retriever)
+
+
+def new_episode(question: str, policy: Policy, environment: SearchEnvironment) -> Episode:
+    """Return an episode outside a collection; its context is lowered to what the policy takes.
+
+    Raises:
+        DataError: the prompt leaves no room for a turn.
+    """
+    limits = environment.limits
+    if policy.max_context is not None and policy.max_context < limits.max_context:
+        limits = replace(limits, max_context=policy.max_context)
+    return Episode(
+        question,
+        tokenizer=policy.tokenizer,
+        limits=limits,
+        template=environment.template,
+        think_in_prompt=environment.think_in_prompt,
+        notices=environment.notices,
+    )
+
+
+def _environment(recipe: Recipe, retriever: Retriever) -> SearchEnvironment:
+    return SearchEnvironment(
+        retriever=retriever,
+        k=recipe.retrieval.documents,
+        limits=recipe.environment.rules(),
+        template=recipe.environment.template,
+        think_in_prompt=recipe.environment.think_in_prompt,
+        notices=_notices(recipe.environment.notices),
+    )
+
+
+def _common_retriever(recipe: Recipe) -> Retriever | None:
+    """Return the search engine of training and evaluation, or `None`: each world has its own."""
+    if recipe.retrieval.corpus is None and recipe.retrieval.retriever == "bm25":
+        return None
+    return _retriever(recipe)
 
 
 def _part(
