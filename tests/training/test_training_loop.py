@@ -128,7 +128,7 @@ def test_the_trainer_computes_the_log_probabilities_of_the_sampler(
     rows = rows_of(credited)
     values = trainer._forward.logprobs(rows, 300)
     trainer.close()
-    assert len({len(row.ids) for row in rows}) > 5
+    assert len({len(row.ids) for row in rows}) > 3
     assert max(len(t.executed_searches()) for t in credited) == 2
     gaps = [
         np.abs(value - row.targets.sampled).max() for value, row in zip(values, rows, strict=True)
@@ -314,7 +314,7 @@ def test_a_gradient_that_is_not_finite_is_dropped_and_counted(
 ) -> None:
     trainer = begin(tiny_world, tmp_path / "run", steps=1)
     before = {n: p.detach().clone() for n, p in trainer._parts.loaded.trainable().items()}
-    monkeypatch.setattr(trainer, "accumulate", lambda rows, sums: float("nan"))
+    monkeypatch.setattr(trainer, "accumulate", lambda *_: float("nan"))
     finish(trainer)
     assert same(before, weights(tmp_path / "run"))
 

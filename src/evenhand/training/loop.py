@@ -130,6 +130,7 @@ class Trainer:
         if self._checkpoints.newest() is None:
             if recipe.evaluation.at_start:
                 evaluated = self._evaluate()
+            if evaluated:
                 self._record(0, evaluated, None)
             self._save()
         while self.progress.step < recipe.steps:

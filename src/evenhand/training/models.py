@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -84,7 +85,10 @@ def load_model(section: ModelSection, *, seed: int = 0) -> LoadedModel:
     with _plain_errors(f"device {device} cannot be used"):
         model.to(device)
     if section.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with _plain_errors("gradient checkpointing cannot be switched on"):
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         # transformers recomputes in training mode only; without dropout it changes nothing else.
         model.train()
     else:
@@ -171,7 +175,10 @@ def _switch_dropout_off(model: Model) -> None:
 @contextmanager
 def _plain_errors(what: str) -> Iterator[None]:
     try:
-        yield
+        with warnings.catch_warnings():
+            # What peft and transformers deprecate of each other is nothing a user can act on.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(f"{what}: {_first_line(error)}") from error
 

@@ -48,26 +48,34 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe) -> RunFolder:
-        """Make a folder and write down what the run is.
+    def create(cls, path: Path) -> RunFolder:
+        """Make the folder of a new run and lock it; it is a run once `begin` was called.
 
         Raises:
             DataError: it cannot be written, or holds a run already.
+            ConfigError: another process is making it.
         """
         run = cls(path)
         with _plain_errors(f"run folder {path} cannot be written"):
             path.mkdir(parents=True, exist_ok=True)
-            if run.recipe_path.exists():
-                raise DataError(
-                    f"{path} holds a run already; continue it with --resume {path}, or give "
-                    "another --out"
-                )
-            run.trajectories.mkdir(exist_ok=True)
-            run.lock()
-            _write_json(path / "versions.json", versions())
-            # Last: a folder with a recipe is a run that can be resumed.
-            write_recipe(run.recipe_path, recipe)
+        if run.recipe_path.exists():
+            raise DataError(
+                f"{path} holds a run already; continue it with --resume {path}, or give "
+                "another --out"
+            )
+        run.lock()
         return run
+
+    def begin(self, recipe: Recipe) -> None:
+        """Write down what the run is; from here on it can be resumed.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        with _plain_errors(f"run folder {self.path} cannot be written"):
+            self.trajectories.mkdir(exist_ok=True)
+            _write_json(self.path / "versions.json", versions())
+            write_recipe(self.recipe_path, recipe)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

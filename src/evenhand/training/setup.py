@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from evenhand.errors import ConfigError, DataError
@@ -44,14 +46,19 @@ def make_policy(loaded: LoadedModel, rows: int | None = None) -> TransformersPol
 
 
 def new_trainer(recipe: Recipe, out: Path, listener: Listener | None = None) -> Trainer:
-    """Begin a run in a new folder; the resolved recipe is written before anything is loaded.
+    """Begin a run in a new folder; the resolved recipe is written before the first step.
+
+    A recipe that cannot be used leaves no run behind.
 
     Raises:
         ConfigError: a name or a setting of the recipe that cannot be used.
         DataError: the folder holds a run already, or cannot be written.
     """
-    run = RunFolder.create(out, recipe)
-    return Trainer(recipe, open_parts(recipe), run, listener)
+    run = RunFolder.create(out)
+    with _unlocked_on_error(run):
+        parts = open_parts(recipe)
+        run.begin(recipe)
+        return Trainer(recipe, parts, run, listener)
 
 
 def resumed_trainer(
@@ -79,9 +86,20 @@ def resumed_trainer(
                 "old nor a new one; start another run with --out"
             )
     run.lock()
-    if changed:
-        write_recipe(run.recipe_path, recipe)
-    return Trainer(recipe, open_parts(recipe), run, listener)
+    with _unlocked_on_error(run):
+        parts = open_parts(recipe)
+        if changed:
+            write_recipe(run.recipe_path, recipe)
+        return Trainer(recipe, parts, run, listener)
+
+
+@contextmanager
+def _unlocked_on_error(run: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        run.unlock()
+        raise
 
 
 def load_trained(path: Path, *, device: str = "auto") -> tuple[LoadedModel, Recipe]:
