@@ -151,6 +151,35 @@ def test_any_text_and_number_survives_the_resolved_recipe(text: str, lr: float) 
     assert recipe_from(tomllib.loads(recipe_to_toml(recipe))) == recipe
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["data.evaluate", "evaluation.questions", "evaluation.every", "optimizer.max_grad_norm",
+     "retrieval.corpus", "environment.limits.max_turns", "loss.importance_cap",
+     "credit.settings.max_think_similarity"],
+)  # fmt: skip
+def test_none_switches_an_optional_setting_off_and_survives_the_file(
+    key: str, tmp_path: Path
+) -> None:
+    recipe = load_recipe(settings=["environment.preset=searchr1", f"{key}=none"])
+    value: object = recipe
+    for part in key.split("."):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    assert value is None
+    write_recipe(tmp_path / "r.toml", recipe)
+    assert load_recipe(tmp_path / "r.toml").environment.rules() == recipe.environment.rules()
+    assert load_recipe(tmp_path / "r.toml") == recipe
+
+
+def test_none_stays_a_text_where_it_is_a_name() -> None:
+    recipe = load_recipe(settings=["retrieval.settings.stemmer=none"])
+    assert recipe.retrieval.settings == {"stemmer": "none"}
+
+
+def test_none_is_no_value_of_a_setting_that_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.group_size"):
+        load_recipe(settings=["rollout.group_size=none"])
+
+
 def test_every_setting_stands_in_the_resolved_recipe() -> None:
     text = recipe_to_toml(Recipe())
     for key in valid_keys():

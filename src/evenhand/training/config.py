@@ -6,9 +6,10 @@ is read, so that a slip fails before any weight is loaded.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from evenhand.credit import CreditRule
 from evenhand.environment import Limits, preset
@@ -24,9 +25,37 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, and an unknown key is an error."""
+    """Base of every section: frozen, an unknown key is an error, and `"none"` is `None`.
+
+    TOML has no null: where a setting is optional, the text `none` switches it off.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {
+            name: None if _is_none(value) and _is_optional(cls, name) else value
+            for name, value in data.items()
+        }
+
+
+def _is_none(value: Any) -> bool:
+    return isinstance(value, str) and value.lower() == "none"
+
+
+def _without_none_text(table: Any) -> Any:
+    if not isinstance(table, Mapping):
+        return table
+    return {name: None if _is_none(value) else value for name, value in table.items()}
+
+
+def _is_optional(section: type[BaseModel], name: str) -> bool:
+    field = section.model_fields.get(name)
+    return field is not None and type(None) in get_args(field.annotation)
 
 
 class LoraSection(Section):
@@ -135,6 +164,11 @@ class EnvironmentSection(Section):
                 )
         return Limits(**{name: self.limits.get(name, getattr(base, name)) for name in known})
 
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _none_inside(cls, value: Any) -> Any:
+        return _without_none_text(value)
+
     @model_validator(mode="after")
     def _check(self) -> EnvironmentSection:
         self.rules()
@@ -197,6 +231,11 @@ class CreditSection(Section):
     def rule(self) -> CreditRule:
         """Return the checked rule."""
         return CreditRule.from_settings(self.estimator, self.settings)
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _none_inside(cls, value: Any) -> Any:
+        return _without_none_text(value)
 
     @model_validator(mode="after")
     def _check(self) -> CreditSection:

@@ -22,7 +22,7 @@ Model = Any
 TOY = "toy"
 """Name of the warm start that comes with the package."""
 
-_TOY_FOLDER = "evenhand.world:warm_start_folder"
+_TOY_FOLDER = "evenhand.world.policy:WARMSTART"
 """Looked up by name: the world lies above training in the order of imports."""
 
 
@@ -104,7 +104,7 @@ def model_path(path: str) -> str:
         ConfigError: a path that looks like a folder and is none.
     """
     if path == TOY:
-        return str(load_object(_TOY_FOLDER, "warm start")())
+        return str(load_object(_TOY_FOLDER, "warm start"))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     folder = Path(path).expanduser()
     if folder.is_dir():

@@ -28,7 +28,7 @@ def load_recipe(path: Path | str | None = None, settings: Sequence[str] = ()) ->
     Args:
         path: the TOML file; `None` starts from the defaults.
         settings: dotted keys. A value is read as TOML (`0.5`, `true`, `["a", "b"]`), else as text;
-            `none` takes an optional setting away.
+            `none` switches an optional setting off.
 
     Raises:
         ConfigError: a file that is not TOML, an unknown key (with the nearest valid one), a value
@@ -61,8 +61,6 @@ def recipe_from(data: Mapping[str, Any], where: str = "recipe") -> Recipe:
 
 
 def _value(text: str) -> Any:
-    if text.lower() == "none":
-        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -143,7 +141,7 @@ def _sentence(error: ValidationError) -> str:
 def recipe_to_toml(recipe: Recipe) -> str:
     """Return the whole recipe, defaults included, as TOML that `load_recipe` reads back.
 
-    Settings that are `None` stand as comments: TOML has no such value.
+    Settings that are `None` stand as the text `none`: TOML has no such value.
     """
     lines: list[str] = []
     _table(recipe.model_dump(), "", lines)
@@ -156,7 +154,7 @@ def _table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
         if isinstance(value, Mapping):
             inner[name] = value
         elif value is None:
-            lines.append(f"# {name} = none")
+            lines.append(f'{_key(name)} = "none"')
         else:
             lines.append(f"{_key(name)} = {_toml(value)}")
     for name, value in inner.items():
