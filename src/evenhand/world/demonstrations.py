@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from evenhand.datasets import Question
 from evenhand.environment import (
@@ -22,7 +19,7 @@ from evenhand.environment import (
 from evenhand.environment.episode import Episode
 from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, Retriever, SearchResult
-from evenhand.trajectory import Kind, Trajectory
+from evenhand.trajectory import Trajectory
 from evenhand.world import language
 from evenhand.world.generator import World
 from evenhand.world.skills import Agent, Skill

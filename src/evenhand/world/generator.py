@@ -222,7 +222,7 @@ def _draw_facts(
         others = by_type[target]
         value = name
         while value == name:
-            value = others[random.integers(len(others))]
+            value = others[int(random.integers(len(others)))]
         facts[relation] = value
     facts[YEAR] = YEARS[random.integers(len(YEARS))]
     return facts

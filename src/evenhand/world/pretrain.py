@@ -70,9 +70,7 @@ class Stage:
 
 CURRICULUM = (
     Stage(name="copy", tokens=400_000, copy=1.0, batch_tokens=1200),
-    Stage(
-        name="read", tokens=1_200_000, copy=0.15, most_facts=6, reading=0.5, batch_tokens=1600
-    ),
+    Stage(name="read", tokens=1_200_000, copy=0.15, most_facts=6, reading=0.5, batch_tokens=1600),
     Stage(
         name="skills",
         tokens=4_000_000,
@@ -122,20 +120,22 @@ def make_pool(
     random = np.random.default_rng(seed)
     if random.random() < stage.copy:
         return [copy_drill(random, stage.most_facts) for _ in range(4 * _POOL)]
-    world = generate_world(
-        int(random.integers(2**31)), size=_WORLD_SIZE, split=NameSplit.PRETRAIN
-    )
+    world = generate_world(int(random.integers(2**31)), size=_WORLD_SIZE, split=NameSplit.PRETRAIN)
     retriever = build_retriever(world)
     skills = list(stage.skills)
     weights = np.array([stage.skills[skill] for skill in skills])
     drawn = random.choice(len(skills), size=_POOL, p=weights / weights.sum())
-    tools = {"retriever": retriever, "tokenizer": tokenizer, "random": random}
-    return [
-        reading_drill(world, **tools)
-        if random.random() < stage.reading
-        else demonstration(question, skills[at], **tools)
-        for question, at in zip(world.questions(_POOL, shares=stage.shares), drawn, strict=True)
-    ]
+    questions = world.questions(_POOL, shares=stage.shares)
+    out = []
+    for question, at in zip(questions, drawn, strict=True):
+        if random.random() < stage.reading:
+            made = reading_drill(world, retriever=retriever, tokenizer=tokenizer, random=random)
+        else:
+            made = demonstration(
+                question, skills[at], retriever=retriever, tokenizer=tokenizer, random=random
+            )
+        out.append(made)
+    return out
 
 
 def pretrain(
@@ -179,7 +179,11 @@ def pretrain(
         making = time.process_time() - before
         random = np.random.default_rng([seed, progress.stage, progress.pool, 1])
         record = _train_on(
-            policy, optimizer, batches(pool, tokens=stage.batch_tokens, random=random), stage, progress
+            policy,
+            optimizer,
+            batches(pool, tokens=stage.batch_tokens, random=random),
+            stage,
+            progress,
         )
         progress.pool += 1
         progress.cpu_seconds += time.process_time() - before

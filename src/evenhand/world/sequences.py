@@ -152,9 +152,7 @@ def reading_drill(
         limits=_DRILL_LIMITS,
         template=language.template,
     )
-    return from_trajectory(
-        run_episode(episode, ScriptedPolicy(tokenizer, turns), lambda _: result)
-    )
+    return from_trajectory(run_episode(episode, ScriptedPolicy(tokenizer, turns), lambda _: result))
 
 
 def demonstration(
@@ -200,6 +198,8 @@ def _padded(sequences: Sequence[LearningSequence], longest: int) -> LearningSequ
         np.zeros(shape, dtype=np.bool_),
     )
     for row, sequence in enumerate(sequences):
-        for target, source in zip(padded, sequence, strict=True):
-            target[row, : len(source)] = source
+        length = len(sequence.ids)
+        padded.ids[row, :length] = sequence.ids
+        padded.weight[row, :length] = sequence.weight
+        padded.value[row, :length] = sequence.value
     return padded

@@ -30,8 +30,8 @@ def build_tokenizer() -> Any:
     phrases = [re.escape(text.strip()) for text in (notices().invalid, notices().answer_now)]
     # Tags stay ordinary tokens: as special tokens an environment would have to encode them as text.
     pattern = "|".join(
-        [*phrases, r"Doc [0-9]+\(Title:", *map(re.escape, TAGS), r"\n\n", r"\n", r" ?[A-Za-z0-9]+:?",
-         r"[^ \nA-Za-z0-9]", " "]
+        [*phrases, r"Doc [0-9]+\(Title:", *map(re.escape, TAGS), r"\n\n", r"\n",
+         r" ?[A-Za-z0-9]+:?", r"[^ \nA-Za-z0-9]", " "]
     )  # fmt: skip
     split = library.pre_tokenizers.Split(library.Regex(pattern), behavior="isolated")
     tokenizer.pre_tokenizer = split
