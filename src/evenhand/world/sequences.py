@@ -26,6 +26,9 @@ from evenhand.world.tokenizer import EOS, vocabulary
 VALUE_WEIGHT = 2.0
 PASSAGE_WEIGHT = 0.2
 
+_LAST_NAME_WEIGHT = 0.3
+_SUBJECT = 3
+
 
 class LearningSequence(NamedTuple):
     """One sequence to learn from.
@@ -112,12 +115,18 @@ def copy_drill(random: Generator, most: int) -> LearningSequence:
             value = pairs[random.integers(len(pairs))].tolist()
         facts.append([*names[place].tolist(), words[f" {word}"], *value])
     told = [token for fact in facts for token in [*fact, words["."]]]
-    again = [token for at in random.permutation(count) for token in [*facts[at], words["."]]]
+    weight = [0.0] * (len(told) + 1)
+    again: list[int] = []
+    for at in random.permutation(count):
+        values = len(facts[at]) - _SUBJECT
+        # Which fact comes next is chance; learning to guess it drowns what can be learnt.
+        weight += [0.0, _LAST_NAME_WEIGHT, 0.0, *[1.0] * values, 0.0]
+        again += [*facts[at], words["."]]
     ids = np.array([*told, words["\n"], *again], dtype=np.int64)
     recited = np.arange(len(ids)) > len(told)
-    drill = _weighted(ids, recited, np.zeros(len(ids), dtype=np.bool_))
-    drill.weight[len(told) + 1] = 0.0  # which fact comes first is chance
-    return drill
+    value = np.zeros(len(ids), dtype=np.bool_)
+    value[1:] = recited[1:] & _kinds().relation[ids[:-1]]
+    return LearningSequence(ids, np.array(weight, dtype=np.float32), value)
 
 
 @cache
