@@ -182,8 +182,15 @@ def _print(title: str, rows: Sequence[Row], *, as_json: bool) -> None:
     )
     for row in rows:
         right = row.exact_match
-        table.add_row(row.kind, str(right.n), _percent(right), _interval(right),
-                      _percent(row.format_ok), f"{row.searches:.2f}", _percent(row.several))  # fmt: skip
+        table.add_row(
+            row.kind,
+            str(right.n),
+            _percent(right),
+            _interval(right),
+            _percent(row.format_ok),
+            f"{row.searches:.2f}",
+            _percent(row.several),
+        )
     console().print(table)
 
 

@@ -118,15 +118,15 @@ def copy_drill(random: Generator, most: int) -> LearningSequence:
     weight = [0.0] * (len(told) + 1)
     again: list[int] = []
     for at in random.permutation(count):
-        values = len(facts[at]) - _SUBJECT
+        answers = len(facts[at]) - _SUBJECT
         # Which fact comes next is chance; learning to guess it drowns what can be learnt.
-        weight += [0.0, _LAST_NAME_WEIGHT, 0.0, *[1.0] * values, 0.0]
+        weight += [0.0, _LAST_NAME_WEIGHT, 0.0, *[1.0] * answers, 0.0]
         again += [*facts[at], words["."]]
     ids = np.array([*told, words["\n"], *again], dtype=np.int64)
     recited = np.arange(len(ids)) > len(told)
-    value = np.zeros(len(ids), dtype=np.bool_)
-    value[1:] = recited[1:] & _kinds().relation[ids[:-1]]
-    return LearningSequence(ids, np.array(weight, dtype=np.float32), value)
+    looked_up = np.zeros(len(ids), dtype=np.bool_)
+    looked_up[1:] = recited[1:] & _kinds().relation[ids[:-1]]
+    return LearningSequence(ids, np.array(weight, dtype=np.float32), looked_up)
 
 
 @cache
