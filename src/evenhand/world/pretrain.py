@@ -69,18 +69,18 @@ class Stage:
 
 
 CURRICULUM = (
-    Stage(name="copy", tokens=400_000, copy=1.0, batch_tokens=1200),
-    Stage(name="read", tokens=1_200_000, copy=0.15, most_facts=6, reading=0.5, batch_tokens=1600),
+    Stage(name="copy", tokens=150_000, copy=1.0, batch_tokens=1200),
+    Stage(name="read", tokens=800_000, copy=0.15, most_facts=6, reading=0.5, batch_tokens=1600),
     Stage(
         name="skills",
-        tokens=4_000_000,
+        tokens=2_000_000,
         reading=0.1,
         skills={Skill.SOLVER: 0.6, Skill.HASTY: 0.2, Skill.CLUMSY: 0.2},
         learning_rate=(3e-3, 1e-3),
     ),
     Stage(
         name="habits",
-        tokens=1_000_000,
+        tokens=800_000,
         skills={
             Skill.SOLVER: 0.10,
             Skill.HASTY: 0.72,
