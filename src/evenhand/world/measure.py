@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from evenhand.datasets import Question
@@ -108,18 +109,20 @@ def _decode(
     position = (mask.cumsum(1) - 1).clamp(min=0)
     out: list[list[int]] = [[] for _ in contexts]
     open_ = torch.ones(len(contexts), dtype=torch.bool)
-    cache = None
+    cache = require("transformers", "train", "rollouts of the toy world").DynamicCache()
+    # The keyword was renamed in transformers 5.
+    keyword = "cache" if "cache" in signature(policy.forward).parameters else "past_key_values"
     with torch.inference_mode():
         for _ in range(most):
             step = policy(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=position,
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{keyword: cache},
             )
-            cache, logits = step.past_key_values, step.logits[:, -1]
+            logits = step.logits[:, -1]
             if temperature > 0:
                 chances = torch.softmax(logits / temperature, dim=-1)
                 drawn = torch.multinomial(chances, 1, generator=generator)[:, 0]

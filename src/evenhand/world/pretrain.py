@@ -178,7 +178,7 @@ def pretrain(
         pool = make_pool(stage, (seed, progress.stage, progress.pool), tokenizer=tokenizer)
         making = time.process_time() - before
         random = np.random.default_rng([seed, progress.stage, progress.pool, 1])
-        record = _train_on(
+        record = train_on(
             policy,
             optimizer,
             batches(pool, tokens=stage.batch_tokens, random=random),
@@ -202,9 +202,10 @@ def pretrain(
     return out / _LATEST
 
 
-def _train_on(
+def train_on(
     policy: Any, optimizer: Any, pool: list[LearningSequence], stage: Stage, progress: Progress
 ) -> dict[str, Any]:
+    """Take one optimiser step a batch, and return what to log; `progress` moves on."""
     torch = require("torch", "train", "pre-training")
     sums = np.zeros(5)
     for batch in pool:
