@@ -13,6 +13,7 @@ WARMSTART = Path(__file__).parent / "warmstart"
 
 
 _HEAD = 32
+_WIRED = 3
 _ROPE_THETA = 1e6
 """So large that ten of a head's sixteen rotations hardly turn within a context of the toy world."""
 
@@ -22,15 +23,15 @@ def new_policy(
 ) -> Any:
     """Return a freshly initialised policy: 0.71 million parameters by default.
 
-    Heads have size 32, which vLLM on CPU accepts (it refuses 16). Four heads start out wired for
+    Heads have size 32, which vLLM on CPU accepts (it refuses 16). Six heads start out wired for
     looking up (see `_wire_lookup`); everything else is random.
 
     Raises:
-        ConfigError: `hidden` is not a multiple of 32 of at least 64, or there is one layer only.
+        ConfigError: `hidden` is not a multiple of 32 of at least 96, or there is one layer only.
     """
-    if hidden % _HEAD or hidden < 2 * _HEAD or layers < 2:
+    if hidden % _HEAD or hidden < _WIRED * _HEAD or layers < 2:
         raise ConfigError(f"hidden must be a multiple of the head size {_HEAD}, at least "
-                          f"{2 * _HEAD}, and layers at least 2; got hidden={hidden}, "
+                          f"{_WIRED * _HEAD}, and layers at least 2; got hidden={hidden}, "
                           f"layers={layers}")  # fmt: skip
     torch = require("torch", "train", "the toy world's policy")
     transformers = require("transformers", "train", "the toy world's policy")
@@ -58,15 +59,16 @@ def new_policy(
 
 
 def _wire_lookup(policy: Any) -> None:
-    """Set two heads of the first and two of the second layer up for induction.
+    """Set three heads of the first and of the second layer up for induction.
 
     A random transformer needs millions of tokens until it finds induction: attend to where the
-    last two tokens stood before, and copy what followed (Olsson et al., arXiv 2209.11895). Wired
+    last three tokens stood before, and copy what followed (Olsson et al., arXiv 2209.11895). Wired
     at the start, it looks up most values after some twenty steps. One direction of the embedding
-    is the same for all tokens. The heads of layer 0 use it to attend one and two positions back,
-    and write what stands there into subspaces of their own. The heads of layer 1 compare (this
-    token, the one before) with (the one before a place, the second before it), in those rotary
-    dimensions that hardly turn, and write the token at that place. All of it is trained on.
+    is the same for all tokens. The heads of layer 0 use it to attend one, two and three positions
+    back, and write what stands there into subspaces of their own. The heads of layer 1 compare
+    this token and the two before it with the three before a place, in those rotary dimensions
+    that hardly turn, and write the token at that place. A fact is looked up by three tokens: first
+    name, last name, relation. All of it is trained on.
     """
     torch = require("torch", "train", "the toy world's policy")
     hidden, half, constant = policy.config.hidden_size, _HEAD // 2, policy.config.hidden_size - 1
@@ -82,33 +84,35 @@ def _wire_lookup(policy: Any) -> None:
     embedding[:, constant] = 3 * deviation
     length = deviation * hidden**0.5
     token = subspace()
-    written = [subspace(), subspace()]
+    written = [subspace() for _ in range(_WIRED)]
 
     first = policy.model.layers[0].self_attn
-    for head in range(2):
+    for head in range(_WIRED):
         rows = slice(head * _HEAD, (head + 1) * _HEAD)
         first.q_proj.weight[rows] = 0
         first.k_proj.weight[rows] = 0
         for pair in torch.nonzero(turn >= 0.01)[:, 0].tolist():
             angle = turn[pair] * (head + 1)
             at = rows.start + pair
-            first.q_proj.weight[at, constant] = 1.9 * torch.cos(-angle)
-            first.q_proj.weight[at + half, constant] = 1.9 * torch.sin(-angle)
-            first.k_proj.weight[at, constant] = 1.9
+            first.q_proj.weight[at, constant] = 2.2 * torch.cos(-angle)
+            first.q_proj.weight[at + half, constant] = 2.2 * torch.sin(-angle)
+            first.k_proj.weight[at, constant] = 2.2
         gain = (length / 5.6) ** 0.5
         first.v_proj.weight[rows] = gain * token
         first.o_proj.weight[:, rows] = gain * written[head].T
 
     second = policy.model.layers[1].self_attn
     slow = torch.nonzero(turn < 0.006)[:, 0]
-    for head in range(2):
+    for head in range(_WIRED):
         rows = slice(head * _HEAD, (head + 1) * _HEAD)
         still = torch.cat([slow, slow + half]) + rows.start
-        this, before = (torch.linalg.qr(torch.randn(_HEAD, len(still)))[0].T for _ in range(2))
         second.q_proj.weight[rows] = 0
         second.k_proj.weight[rows] = 0
-        second.q_proj.weight[still] = 2.0 * (this @ token + before @ written[0])
-        second.k_proj.weight[still] = 2.0 * (this @ written[0] + before @ written[1])
+        # The query reads (this, one back, two back), the key (one back, two back, three back).
+        for asked, held in zip([token, *written], written, strict=False):
+            mixed = 2.2 * torch.linalg.qr(torch.randn(_HEAD, len(still)))[0].T
+            second.q_proj.weight[still] += mixed @ asked
+            second.k_proj.weight[still] += mixed @ held
         copied, gain = subspace(), (4 * length / 3.3) ** 0.5
         second.v_proj.weight[rows] = gain * copied
         second.o_proj.weight[:, rows] = gain * copied.T

@@ -69,14 +69,24 @@ class Stage:
 
 
 CURRICULUM = (
-    Stage(name="copy", tokens=150_000, copy=1.0, batch_tokens=1200),
-    Stage(name="read", tokens=800_000, copy=0.15, most_facts=6, reading=0.5, batch_tokens=1600),
+    Stage(name="copy", tokens=240_000, copy=1.0, most_facts=8, batch_tokens=1200),
+    Stage(
+        name="read",
+        tokens=700_000,
+        copy=0.2,
+        most_facts=8,
+        reading=0.4,
+        batch_tokens=1600,
+        learning_rate=(2e-3, 2e-3),
+    ),
     Stage(
         name="skills",
         tokens=2_000_000,
+        copy=0.03,
+        most_facts=8,
         reading=0.1,
         skills={Skill.SOLVER: 0.6, Skill.HASTY: 0.2, Skill.CLUMSY: 0.2},
-        learning_rate=(3e-3, 1e-3),
+        learning_rate=(2e-3, 8e-4),
     ),
     Stage(
         name="habits",
@@ -87,7 +97,7 @@ CURRICULUM = (
             Skill.CLUMSY: 0.15,
             Skill.GUESSER: 0.03,
         },
-        learning_rate=(1e-3, 1e-4),
+        learning_rate=(8e-4, 1e-4),
     ),
 )
 """From looking up a value to the habits of the warm start: skills first, their rarity last."""

@@ -101,23 +101,22 @@ def copy_drill(random: Generator, most: int) -> LearningSequence:
     hundred small steps. Learnt are only the tokens of the second half that the first determines.
     """
     words = vocabulary()
-    pairs = _pairs()
+    names = _drill_names(random)
     count = int(random.integers(1, most + 1))
-    names = pairs[random.permutation(len(pairs))[:count]]
-    entities = [0] * count if random.random() < 0.3 else range(count)
-    relations = random.permutation(len(RELATION_WORDS))[:count]
+    relations = random.permutation(len(RELATION_WORDS))[: int(random.integers(2, 7))]
+    cells = [(name, RELATION_WORDS[at]) for name in names for at in relations]
     facts = []
-    for place, relation in zip(entities, relations, strict=True):
-        word = RELATION_WORDS[relation]
+    for at in random.permutation(len(cells))[:count]:
+        name, word = cells[at]
         if word == YEAR:
             value = [words[f" {YEARS[random.integers(len(YEARS))]}"]]
         else:
-            value = pairs[random.integers(len(pairs))].tolist()
-        facts.append([*names[place].tolist(), words[f" {word}"], *value])
+            value = _pairs()[random.integers(len(_pairs()))].tolist()
+        facts.append([*name, words[f" {word}"], *value])
     told = [token for fact in facts for token in [*fact, words["."]]]
     weight = [0.0] * (len(told) + 1)
     again: list[int] = []
-    for at in random.permutation(count):
+    for at in random.permutation(len(facts)):
         answers = len(facts[at]) - _SUBJECT
         # Which fact comes next is chance; learning to guess it drowns what can be learnt.
         weight += [0.0, _LAST_NAME_WEIGHT, 0.0, *[1.0] * answers, 0.0]
@@ -127,6 +126,20 @@ def copy_drill(random: Generator, most: int) -> LearningSequence:
     looked_up = np.zeros(len(ids), dtype=np.bool_)
     looked_up[1:] = recited[1:] & _kinds().relation[ids[:-1]]
     return LearningSequence(ids, np.array(weight, dtype=np.float32), looked_up)
+
+
+def _drill_names(random: Generator) -> list[tuple[int, int]]:
+    """Return one to four names; half the time they share their first or last tokens."""
+    pairs = _pairs()
+    count = int(random.integers(1, 5))
+    one = pairs[random.integers(len(pairs))]
+    others = pairs
+    if random.random() < 0.5:
+        others = pairs[(pairs == one).any(axis=1)]
+    chosen = random.permutation(len(others))[:count]
+    return list(
+        dict.fromkeys([(int(one[0]), int(one[1]))] + [(int(a), int(b)) for a, b in others[chosen]])
+    )
 
 
 @cache
