@@ -58,9 +58,9 @@ def generate(
     question_seed: QuestionSeed = 0,
 ) -> None:
     """Write a world as a corpus and a question set: `corpus.jsonl` and `questions.jsonl`."""
+    make_folder(out)
     world = generate_world(seed, size=size, split=split)
     asked = world.questions(questions, seed=question_seed)
-    make_folder(out)
     with atomic_write(out / "corpus.jsonl") as file:
         for document in world.documents:
             row = {"id": document.id, "title": document.title, "text": document.text}
