@@ -157,9 +157,7 @@ def model() -> Any:
 class Ours:
     def __init__(self, llama: Any, work: Workload, **options: Any) -> None:
         self._work = work
-        self._names = {
-            (str(at // GROUP), at % GROUP): at for at in range(len(work.turns))
-        }
+        self._names = {(str(at // GROUP), at % GROUP): at for at in range(len(work.turns))}
         self._tokenizer = Words()
         self._policy = TransformersPolicy(
             llama, self._tokenizer, adjust_logits=self._adjust, **options
@@ -256,7 +254,6 @@ def compare(name: str, rounds: int, **options: Any) -> None:
         segment.n_tokens for record in records for segment in record.segments if segment.is_policy
     ) == tokens, "the script was not followed"  # fmt: skip
     total = sum(segment.n_tokens for record in records for segment in record.segments)
-    theirs(0)
     found = [(seconds(ours, at), seconds(theirs, at)) for at in range(1, rounds + 1)]
     mine, other = (statistics.median(column) for column in zip(*found, strict=True))
     ratios = sorted(their / own for own, their in found)

@@ -25,12 +25,13 @@ class RowCache:
 
     is_compileable = False
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, length: int = 0) -> None:
+        """Start with room for `length` tokens a row once rows are reserved."""
         self._device = device
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._rows = 0
-        self._length = 0
+        self._length = length
         self._slots: Tensor | None = None
         self._count = 0
         self._where: tuple[Tensor, slice, Tensor] | None = None
@@ -40,6 +41,11 @@ class RowCache:
     def rows(self) -> int:
         """How many rows have a place."""
         return self._rows
+
+    @property
+    def length(self) -> int:
+        """How many tokens a row may have before the cache grows."""
+        return self._length
 
     @property
     def scratch(self) -> int:

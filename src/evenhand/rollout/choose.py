@@ -42,7 +42,8 @@ def _draw(mass: Tensor, uniforms: Tensor) -> Tensor:
     # Rounding may lift u * whole to the whole itself, which no token exceeds.
     below = torch.nextafter(whole, torch.zeros_like(whole))
     target = torch.minimum(uniforms[:, None].to(whole.dtype) * whole, below)
-    return torch.searchsorted(cumulated, target, right=True)
+    # The clamp acts on rows with a logit that is no number; their log-probability tells.
+    return torch.searchsorted(cumulated, target, right=True).clamp(max=mass.shape[-1] - 1)
 
 
 def _nucleus(mass: Tensor, sampling: Sampling) -> Tensor:
@@ -51,7 +52,7 @@ def _nucleus(mass: Tensor, sampling: Sampling) -> Tensor:
         least = mass.topk(sampling.top_k, dim=-1).values[:, -1:]
         mass = mass.where(mass >= least, torch.zeros_like(mass))
     if sampling.top_p < 1:
-        ordered, order = mass.sort(-1, descending=True, stable=True)
+        ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         kept = before < sampling.top_p * ordered.sum(-1, keepdim=True)
         kept[:, 0] = True

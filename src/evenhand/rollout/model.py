@@ -27,8 +27,8 @@ class CachedModel:
     about padding or cache offsets does not matter. Layers with a sliding window see the window.
     """
 
-    def __init__(self, model: Any) -> None:
-        """Look at the signature and the layers of `model`.
+    def __init__(self, model: Any, length: int = 0) -> None:
+        """Look at the signature and the layers of `model`; the cache starts with `length` places.
 
         Raises:
             ConfigError: the model has layers whose state is no list of keys and values, takes no
@@ -60,11 +60,11 @@ class CachedModel:
         self._window: int | None = window if not kinds or _SLIDING in kinds else None
         # Models with layer types look their mask up by type; the others take the mask itself.
         self._by_kind = _SLIDING in kinds
-        self.vocabulary = int(config.vocab_size)
         embedding = model.get_input_embeddings().weight
+        self.vocabulary = int(embedding.shape[0])
         self.device = embedding.device
         self._dtype = embedding.dtype
-        self.cache = RowCache(self.device)
+        self.cache = RowCache(self.device, length)
 
     def forward(self, ids: IntArray | Tensor, positions: IntArray, slots: IntArray) -> Tensor:
         """Return the logits `[n, V]` after the last column.

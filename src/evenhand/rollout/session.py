@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.errors import ConfigError, require
+from evenhand.errors import ConfigError, DataError, require
 from evenhand.rollout.choose import choose
 from evenhand.rollout.draws import Draws
 from evenhand.rollout.model import CachedModel
@@ -140,6 +140,7 @@ class CachedSession:
         while len(finished) < quota and any(row.decodes for row in self._rows.values()):
             self._arrange()
             finished += self._decode(quota - len(finished))
+        _check_scores(finished)
         return [
             SampledTurn(row.key, np.array(row.tokens, dtype=np.int64), np.array(row.logprobs), stop)
             for row in sorted(finished, key=lambda row: row.order)
@@ -157,6 +158,12 @@ class CachedSession:
 
     def _take_up(self, turn: TurnRequest) -> _Row:
         check_request(turn, self._max_context)
+        largest = max(turn.context_ids)
+        if largest >= self._model.vocabulary:
+            raise DataError(
+                f"the context of row {tuple(turn.key)} holds token {largest} and the model knows "
+                f"{self._model.vocabulary}; use the tokenizer that belongs to the model"
+            )
         row = self._rows.get(turn.key)
         if row is None:
             slot = self._slots.index(None) if None in self._slots else len(self._slots)
@@ -333,7 +340,7 @@ class CachedSession:
             logits = self._adjust_logits(logits, keys, positions)
         if self._sampling.temperature == 0:
             return choose(logits, None, self._sampling)
-        uniforms = torch.from_numpy(self._draws.at(slots, positions))
+        uniforms = torch.from_numpy(self._draws.at(slots, positions)).float()
         return choose(logits, uniforms.to(logits.device), self._sampling)
 
     def _may_complete(self, rows: list[_Row]) -> NDArray[np.bool_]:
@@ -348,3 +355,12 @@ class CachedSession:
         if tags.may_complete[tail[-1]] and tags.completed(tail[-WINDOW:]):
             return Stop.TAG
         return Stop.LENGTH if len(row.tokens) + more >= row.max_tokens else None
+
+
+def _check_scores(rows: list[_Row]) -> None:
+    for row in rows:
+        if not np.isfinite(row.logprobs).all():
+            raise DataError(
+                f"the model gave log-probabilities that are not finite for row {tuple(row.key)}; "
+                "its weights have diverged or are damaged: go back to an earlier checkpoint"
+            )

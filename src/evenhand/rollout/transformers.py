@@ -50,7 +50,7 @@ class TransformersPolicy:
             rejoin: rows that have finished a turn are handed out, and may come back, when they make
                 up this share of the rows that decode, in (0, 1]. Small: the batch stays full, and
                 searches come in small batches. 1: all rows finish first. Default 0.25.
-            chunk_tokens: tokens of one forward pass over prompts or documents. Default: 256 on a
+            chunk_tokens: tokens of one forward pass over prompts or documents. Default: 512 on a
                 CPU, where more only adds padding, else 8192.
             stop_token_ids: default: the end-of-sequence tokens of the model's generation
                 configuration and of the tokenizer.
@@ -67,7 +67,7 @@ class TransformersPolicy:
             raise ConfigError(f"rejoin must be above 0 and at most 1, got {rejoin}")
         if chunk_tokens is not None and chunk_tokens < 1:
             raise ConfigError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
-        CachedModel(model)
+        self._vocabulary = CachedModel(model).vocabulary
         self.tokenizer: Tokenizer = as_tokenizer(tokenizer)
         self.max_context: int | None = getattr(text_config(model), "max_position_embeddings", None)
         self.max_rows: int | None = max_rows
@@ -78,7 +78,8 @@ class TransformersPolicy:
         if stop_token_ids is None:
             stop_token_ids = _end_tokens(model, tokenizer)
         self.stop_token_ids = tuple(sorted(set(stop_token_ids)))
-        self._vocabulary = int(text_config(model).vocab_size)
+        # What the last session needed: the cache of the next one rarely has to grow.
+        self._length = 0
         self._tags: dict[tuple[str, ...], StopTags] = {}
 
     @contextmanager
@@ -90,7 +91,7 @@ class TransformersPolicy:
         try:
             # Not inference mode: a model may keep what it computes, such as scaled rotary tables.
             with torch.no_grad():
-                cached = CachedModel(model)
+                cached = CachedModel(model, self._length)
                 yield CachedSession(
                     cached,
                     sampling,
@@ -100,8 +101,9 @@ class TransformersPolicy:
                     adjust_logits=self._adjust_logits,
                     rejoin=self._rejoin,
                     chunk_tokens=self._chunk_tokens
-                    or (256 if cached.device.type == "cpu" else 8192),
+                    or (512 if cached.device.type == "cpu" else 8192),
                 )
+                self._length = cached.cache.length
         finally:
             model.train(was_training)
 

@@ -42,13 +42,15 @@ VOCABULARY = 144
 KINDS = ("llama", "llama_gqa", "qwen2", "smollm3", "gemma2", "gemma3", "mistral", "gpt_neox")
 
 
-def tiny_model(kind: str = "llama", *, seed: int = 0, bias: bool = True) -> Any:
+def tiny_model(
+    kind: str = "llama", *, seed: int = 0, bias: bool = True, vocabulary: int = VOCABULARY
+) -> Any:
     """A random model in float32 whose logits lean towards tags, so that turns end."""
     import torch
     import transformers as hf
 
     base = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+        "vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 512,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": PieceTokenizer.eos_token_id,
     }  # fmt: skip
@@ -82,7 +84,9 @@ def lean_to_tags(model: Any, weight: float = 2.0) -> None:
     import torch
 
     lean = torch.zeros(VOCABULARY)
-    lean[128:] = weight
+    lean[128 : 128 + len(PIECES)] = weight
+    for piece in ("<search>", "</search>"):
+        lean[128 + PIECES.index(piece)] = 2.5 * weight
 
     def add(_module: Any, _arguments: Any, output: Any) -> Any:
         output.logits = output.logits + lean
@@ -113,3 +117,29 @@ def greedy_turn(model: Any, ids: Sequence[int], most: int, stops: Any) -> list[i
         if stops(new):
             break
     return new
+
+
+CHAT = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+BYTES = 262
+"""Tokens of `byte_tokenizer`."""
+
+
+def byte_tokenizer() -> Any:
+    """A fast tokenizer of transformers over bytes, with a chat template."""
+    import transformers as hf
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    inner.add_special_tokens(special)
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<|end|>"
+    )
+    tokenizer.chat_template = CHAT
+    return tokenizer
