@@ -75,6 +75,11 @@ def test_a_wrong_setting_of_index_is_an_error(corpus, tmp_path, options, message
     assert not (tmp_path / "index").exists()
 
 
+def test_an_index_that_is_there_is_noticed_before_the_work(folder, tmp_path):
+    with pytest.raises(DataError, match="--overwrite"):
+        run("index", tmp_path / "absent.jsonl", "-o", folder)
+
+
 def test_query_prints_one_json_line_a_query_in_order(folder):
     result = run("query", folder, "red apple", "zebra", "-k", 1, "--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import bm25s
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_helpers import THREE, TWINS
 
-from evenhand.errors import ConfigError, DataError
+from evenhand.errors import ConfigError, DataError, MissingExtraError
 from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, PackedCorpus, corpus_hash
 from evenhand.retrieval.bm25 import Analyzer
@@ -25,6 +27,9 @@ WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
 CORPORA = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=12).filter(
     lambda rows: any(word in " ".join(map(" ".join, rows)) for word in ("fruit", "tree", "42"))
 )
+
+
+BACKENDS = ["numpy", *(["numba"] if importlib.util.find_spec("numba") else [])]
 
 
 def documents_of(rows):
@@ -46,7 +51,7 @@ def by_hand(documents, queries, **settings):
     ]
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("method", ["lucene", "robertson", "atire"])
 @settings(deadline=None, max_examples=30)
 @given(rows=CORPORA, queries=st.lists(WORDS, min_size=1, max_size=4))
@@ -64,7 +69,7 @@ def test_scores_are_exactly_those_of_bm25s(backend, method, rows, queries):
 @settings(deadline=None, max_examples=30)
 @given(rows=CORPORA, queries=st.lists(WORDS, min_size=1, max_size=4), k=st.integers(1, 6))
 def test_the_best_k_are_the_start_of_the_whole_ranking(rows, queries, k):
-    for backend in ("numpy", "numba"):
+    for backend in BACKENDS:
         retriever = Bm25Retriever.build(documents_of(rows), backend=backend)
         short, whole = retriever.search(queries, k), retriever.search(queries, 100)
         for few, all_of_them in zip(short, whole, strict=True):
@@ -106,6 +111,15 @@ def test_many_threads_may_search_at_once(threads):
     assert found == [expected] * 24
 
 
+def test_without_numba_the_search_is_the_same(monkeypatch):
+    queries = ["fruit tree", "red", "zebra"]
+    with_whatever_is_there = Bm25Retriever.build(THREE).search(queries, 3)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert Bm25Retriever.build(THREE).search(queries, 3) == with_whatever_is_there
+    with pytest.raises(MissingExtraError, match="set backend=numpy"):
+        Bm25Retriever.build(THREE, backend="numba")
+
+
 def test_a_folder_is_also_an_index_of_bm25s(tmp_path):
     Bm25Retriever.build(THREE, backend="numpy").save(tmp_path / "index")
     model = bm25s.BM25.load(tmp_path / "index")
@@ -115,7 +129,6 @@ def test_a_folder_is_also_an_index_of_bm25s(tmp_path):
 def test_the_index_does_not_depend_on_the_process(tmp_path):
     # Python's string hashes differ between processes; files must not.
     import subprocess
-    import sys
 
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"

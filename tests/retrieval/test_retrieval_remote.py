@@ -178,7 +178,7 @@ def test_the_names_of_the_fields_can_be_set():
         ({"document": {"id": "a", "title": "T", "text": "x"}}, Document("a", "T", "x")),
         ({"id": "a", "title": "T", "text": "x", "score": 0.5}, Document("a", "T", "x", 0.5)),
         ({"id": "a", "contents": "no line break"}, Document("a", "", "no line break")),
-        ({"id": "a", "text": "\ud800"}, Document("a", "", "?")),
+        ({"id": "a", "text": "\ud800"}, Document("a", "", "\ufffd")),
     ],
 )
 def test_every_layout_of_a_document_is_read(item, document):

@@ -321,6 +321,21 @@ def test_a_client_that_leaves_does_not_disturb_the_others():
         assert list(pool.map(stay, range(8))) == [200] * 8
 
 
+def test_a_client_that_leaves_in_its_body_counts_as_rejected():
+    with served(ScriptedRetriever({})) as address:
+        host, port = urlsplit(address).netloc.split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+            )
+        for _ in range(200):
+            health = send(address, None, method="GET", path="/health")[1]
+            if health["counters"]["rejected_requests"] == 1:
+                break
+            time.sleep(0.05)
+        assert health["counters"]["rejected_requests"] == 1
+
+
 def test_an_exception_in_our_own_code_is_a_json_500():
     class Unwritable:
         def search(self, queries, _):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import sys
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evenhand.errors import ConfigError, DataError, RetrievalError
 from evenhand.files import atomic_write, numbered_lines
+from evenhand.plugins import did_you_mean
 from evenhand.protocol import Document
 from evenhand.retrieval import (
     Bm25Retriever,
@@ -29,6 +31,8 @@ from evenhand.retrieval import (
     info_of,
     open_retriever,
 )
+from evenhand.retrieval.manifest import check_target
+from evenhand.settings import split_setting
 
 app = typer.Typer(help="Build, query and serve search engines.", no_args_is_help=True)
 
@@ -100,6 +104,7 @@ def index(
     elif encoder is not None:
         raise ConfigError("--encoder goes with --kind dense")
     _check_names(builder, given)
+    check_target(out, overwrite=overwrite)  # before an hour of work, not after it
     with _progress() as report:
         built = builder(_passages(corpora), *arguments, progress=report, **given)
         built.save(out, overwrite=overwrite)
@@ -209,21 +214,15 @@ def _read_settings(settings: list[str] | None) -> dict[str, Any]:
     """Read repeated `key=value`; a value that is JSON (`2`, `true`) is read as such."""
     given: dict[str, Any] = {}
     for text in settings or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"expected key=value, got {text!r}")
+        key, value = split_setting(text)
         try:
-            given[key.strip()] = json.loads(value)
+            given[key] = json.loads(value)
         except ValueError:
-            given[key.strip()] = value
+            given[key] = value
     return given
 
 
 def _check_names(builder: Any, given: dict[str, Any]) -> None:
-    import inspect
-
-    from evenhand.plugins import did_you_mean
-
     names = set(inspect.signature(builder).parameters) - {"documents", "encoder", "progress"}
     for name in given:
         if name not in names:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from evenhand.errors import ConfigError, DataError, RetrievalError
-from evenhand.protocol import Document
+from evenhand.protocol import Document, valid_unicode
 
 PADDING_ID = "-1"
 """What search libraries put where they found nothing; never the id of a passage."""
@@ -94,15 +94,6 @@ def check_count(value: object, name: str) -> int:
     return value
 
 
-def well_formed(text: str) -> str:
-    """Return `text` with a question mark for every lone surrogate.
-
-    A lone surrogate (`\\ud800` in a JSON body) is no character: encoders, databases and files
-    refuse it.
-    """
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
 def clean_query(query: str) -> str:
     """Return a query well formed and without surrounding blanks.
 
@@ -111,7 +102,7 @@ def clean_query(query: str) -> str:
     """
     if not isinstance(query, str):
         raise DataError(f"a query must be a string, got {type(query).__name__}")
-    return well_formed(query).strip()
+    return valid_unicode(query).strip()
 
 
 def ranked(documents: Iterable[Document], k: int) -> tuple[Document, ...]:
@@ -124,11 +115,12 @@ def ranked(documents: Iterable[Document], k: int) -> tuple[Document, ...]:
     for document in documents:
         if document.id != PADDING_ID:
             unique.setdefault(document.id, document)
-    scored = [(-d.score, d.id, d) for d in unique.values() if d.score is not None]
+    # Ids differ, so the comparison of two entries never reaches the documents.
+    scored = [(-d.score, name, d) for name, d in unique.items() if d.score is not None]
     if len(scored) < len(unique):
         return tuple(unique.values())[:k]
-    scored.sort(key=lambda entry: entry[:2])
-    return tuple(entry[2] for entry in scored[:k])
+    scored.sort()
+    return tuple([document for _, _, document in scored[:k]])
 
 
 def answer(

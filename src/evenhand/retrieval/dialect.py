@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenhand.protocol import Document
-from evenhand.retrieval.base import SearchResult, well_formed
+from evenhand.protocol import Document, valid_unicode
+from evenhand.retrieval.base import SearchResult
 
 K_FIELDS = ("topk_rerank", "topk", "top_n", "top_k", "k", "topk_retrieval")
 """Names for the number of documents; the first that is present counts. `topk_retrieval` comes last:
@@ -217,10 +217,10 @@ def _read_item(item: object, where: str) -> Document:
         name, title, text = _fields(item, where)
     else:
         raise ValueError(f"{where} is neither a document nor a string")
-    title, text = well_formed(title), well_formed(text)
+    title, text = valid_unicode(title), valid_unicode(text)
     if name is None:
         name = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()[:16]
-    return Document(well_formed(name), title, text, None if score is None else float(score))
+    return Document(valid_unicode(name), title, text, None if score is None else float(score))
 
 
 def _fields(document: Mapping[str, Any], where: str) -> tuple[str | None, str, str]:

@@ -57,6 +57,21 @@ def library_versions(*packages: str) -> dict[str, str]:
     }
 
 
+def check_target(path: Path, *, overwrite: bool = False) -> None:
+    """Raise a `DataError` unless an index may be written to `path`.
+
+    It may be absent, an empty folder, or, with `overwrite`, an index.
+    """
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / MANIFEST).is_file():
+        raise DataError(f"{path} exists and is not an index; give another name")
+    if not overwrite:
+        raise DataError(
+            f"{path} holds an index already; give another name, or overwrite it (--overwrite)"
+        )
+
+
 @contextmanager
 def new_index(path: Path, manifest: Manifest, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a temporary folder to write an index into; it appears at `path` when the block ends.
@@ -68,11 +83,7 @@ def new_index(path: Path, manifest: Manifest, *, overwrite: bool = False) -> Ite
         DataError: `path` exists and `overwrite` is false, or it is not an index, or it cannot be
             written.
     """
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        if not (path / MANIFEST).is_file():
-            raise DataError(f"{path} exists and is not an index; give another name")
-        if not overwrite:
-            raise DataError(f"{path} holds an index already; give another name or overwrite it")
+    check_target(path, overwrite=overwrite)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from evenhand.errors import RetrievalError
-from evenhand.protocol import Document
-from evenhand.retrieval.base import RetrieverInfo, SearchResult, answer, check_count, well_formed
+from evenhand.protocol import Document, valid_unicode
+from evenhand.retrieval.base import RetrieverInfo, SearchResult, answer, check_count
 from evenhand.retrieval.http import (
     Budget,
     FaultKind,
@@ -155,7 +155,7 @@ class SearxngProvider:
         )
         if not isinstance(title, str) or not isinstance(text, str):
             raise self._wrong_schema("a result whose title or content is not text")
-        return Document(well_formed(entry["url"]), well_formed(title), well_formed(text))
+        return Document(valid_unicode(entry["url"]), valid_unicode(title), valid_unicode(text))
 
     def _wrong_schema(self, what: str) -> HttpFault:
         return HttpFault(FaultKind.BAD_ANSWER, f"{self._client.shown_url}: wrong schema: {what}")
