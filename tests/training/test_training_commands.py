@@ -81,7 +81,14 @@ def test_a_misspelt_key_ends_before_a_folder_is_made(
     tiny_world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = recipe_file(tiny_world, tmp_path / "r.toml")
-    arguments = ["train", str(recipe), "--set", "rollout.group_sise=4", "--out", str(tmp_path / "o")]
+    arguments = [
+        "train",
+        str(recipe),
+        "--set",
+        "rollout.group_sise=4",
+        "--out",
+        str(tmp_path / "o"),
+    ]
     assert main(arguments) == 2
     assert "did you mean 'rollout.group_size'" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
