@@ -14,8 +14,10 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 @pytest.fixture(scope="session")
 def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, questions and passages: read only."""
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     from tiny import save_world
+
+    torch.set_num_threads(1)
 
     return save_world(tmp_path_factory.mktemp("tiny"))
 

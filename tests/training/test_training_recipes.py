@@ -47,7 +47,7 @@ def test_every_setting_of_a_paper_recipe_is_marked(name: str) -> None:
         if "=" in line and not is_comment and not line.startswith("name"):
             comment = line.rpartition("#")[2].strip() if "#" in line else ""
             assert comment.startswith(marks) or above, line
-        above = is_comment and any(f"{mark}:" in line for mark in marks)
+        above = is_comment and (above or any(f"{mark}:" in line for mark in marks))
 
 
 @pytest.mark.train

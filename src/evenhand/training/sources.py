@@ -26,6 +26,10 @@ _GENERATOR = "evenhand.world.generator:generate_world"
 """Looked up by name: the world lies above training in the order of imports."""
 
 
+_WORLD_DRAW = 250
+"""Questions of one draw from a world."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSettings:
     """Settings of the toy world (`data.world`): one to train on, one of other names to evaluate on.
@@ -159,12 +163,23 @@ def _world(recipe: Recipe, part: str) -> tuple[Any, list[Question]]:
             raise ConfigError(f"data.world has no setting {name!r}{did_you_mean(name, known)}; "
                               f"it has {', '.join(known)}")  # fmt: skip
     settings = WorldSettings(**recipe.data.world)
+    for name in known:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"data.world.{name} must be a whole number, got {value!r}")
     generate = load_object(_GENERATOR, "toy world")
     if part == "train":
         world = generate(settings.seed, size=settings.size, split="train")
-        return world, world.questions(settings.questions)
+        return world, _draw(world, settings.questions)
     world = generate(settings.seed, size=settings.evaluate_size, split="eval")
-    return world, world.questions(settings.evaluate_questions)
+    return world, _draw(world, settings.evaluate_questions)
+
+
+def _draw(world: Any, count: int) -> list[Question]:
+    # A draw holds different questions, and a world has few about famous facts: several draws let
+    # these come back, under ids of their own.
+    draws = [min(_WORLD_DRAW, count - begin) for begin in range(0, count, _WORLD_DRAW)]
+    return [question for seed, n in enumerate(draws) for question in world.questions(n, seed=seed)]
 
 
 def _notices(name: str | None) -> Notices:
