@@ -18,7 +18,8 @@ from evenhand.training.recipes import recipe_from, write_recipe
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.train
+pytest_plugins = ["training_fixtures"]
+pytestmark = [pytest.mark.train, pytest.mark.usefixtures("one_thread")]
 
 HERE = Path(__file__).parent
 HOT = {"rollout__temperature": 1.6}
@@ -32,14 +33,6 @@ def recipe_file(world: Path, path: Path, **changes: Any) -> Path:
 def environment() -> dict[str, str]:
     paths = [str(HERE), *sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
-
-
-def call(*arguments: str) -> tuple[int, str]:
-    process = subprocess.run(
-        [sys.executable, "-m", "evenhand", *arguments],
-        env=environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return process.returncode, process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -291,8 +284,7 @@ def test_a_full_disk_ends_with_one_line_and_the_last_checkpoint_whole(
     assert "free some space" in process.stderr
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["step-000000", "step-000001"]
-    code, err = call("train", "--resume", str(tmp_path / "run"))
-    assert code == 0, err
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     assert main(["train", str(recipe), "--out", str(tmp_path / "whole")]) == 0
     first, second = weights(tmp_path / "whole"), weights(tmp_path / "run")
     assert all(torch.equal(first[name], second[name]) for name in first | second)

@@ -29,7 +29,8 @@ from evenhand.training.setup import (  # noqa: E402
 )
 from evenhand.training.sources import QuestionStream  # noqa: E402
 
-pytestmark = pytest.mark.train
+pytest_plugins = ["training_fixtures"]
+pytestmark = [pytest.mark.train, pytest.mark.usefixtures("one_thread")]
 
 HOT = {"rollout__temperature": 1.6}
 
@@ -444,3 +445,17 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_world: Path, tmp_path: Pa
     trained = replace(parts.trained, loaded=loaded)
     with pytest.raises(DataError, match="holds the weights of another model"):
         Checkpoints(tmp_path / "run" / "checkpoints").load(trained)
+
+
+def test_tensorboard_gets_the_figures_and_a_resumed_run_goes_on(
+    tiny_world: Path, tmp_path: Path
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    changes = {"tracking__tensorboard": "on", "steps": 2}
+    finish(begin(tiny_world, tmp_path / "run", **changes))
+    recipe = recipe_from(settings(tiny_world, **HOT, **(changes | {"steps": 3})))
+    finish(resumed_trainer(tmp_path / "run", recipe))
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("actor/grad_norm")]
+    assert steps == [1, 2, 3]

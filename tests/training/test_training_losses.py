@@ -28,7 +28,8 @@ from evenhand.training.losses import (  # noqa: E402
     token_loss,
 )
 
-pytestmark = pytest.mark.train
+pytest_plugins = ["training_fixtures"]
+pytestmark = [pytest.mark.train, pytest.mark.usefixtures("one_thread")]
 
 CASES = {
     "plain": LossSection(),

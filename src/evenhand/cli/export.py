@@ -26,6 +26,7 @@ def export(
     whole or not at all.
     """
     from evenhand.cli.train import quiet_libraries
+    from evenhand.training.checkpoint import disk_errors_named
     from evenhand.training.models import merged
     from evenhand.training.recipes import write_recipe
     from evenhand.training.setup import load_trained
@@ -37,15 +38,13 @@ def export(
     draft = out.with_name(f".{out.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        draft.mkdir(parents=True)
-        model = merged(loaded)
-        model.save_pretrained(draft)
-        loaded.tokenizer.save_pretrained(draft)
-        write_recipe(draft / "recipe.toml", recipe)
-        draft.rename(out)
-    except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror or error}; free some space or "
-                        "choose another folder") from error  # fmt: skip
+        with disk_errors_named(f"{out} cannot be written"):
+            draft.mkdir(parents=True)
+            model = merged(loaded)
+            model.save_pretrained(draft)
+            loaded.tokenizer.save_pretrained(draft)
+            write_recipe(draft / "recipe.toml", recipe)
+            draft.rename(out)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     console().print(f"wrote {out}")

@@ -93,7 +93,7 @@ class Checkpoints:
         target = self.path(progress.step)
         draft = self.folder / f".{target.name}.{os.getpid()}"
         try:
-            with _plain_errors(f"checkpoint {target} could not be written"):
+            with disk_errors_named(f"checkpoint {target} could not be written"):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir()
@@ -234,7 +234,8 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def _plain_errors(what: str) -> Iterator[None]:
+def disk_errors_named(what: str) -> Iterator[None]:
+    """Turn a failed write into a `DataError` that begins with `what` and says what to do."""
     try:
         yield
     except (OSError, safetensors.SafetensorError) as error:

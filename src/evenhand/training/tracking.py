@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from evenhand.errors import require
+from evenhand.training.checkpoint import disk_errors_named
 from evenhand.training.config import Recipe
 
 
@@ -50,17 +52,24 @@ class Trackers:
             )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass on the figures of a step."""
+        """Pass on the figures of a step.
+
+        Raises:
+            DataError: TensorBoard's folder cannot be written.
+        """
         if self._board is not None:
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+            with disk_errors_named("TensorBoard's figures cannot be written"):
+                for name, value in metrics.items():
+                    self._board.add_scalar(name, value, step)
+                self._board.flush()
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
 
     def close(self) -> None:
         """Flush and close."""
         if self._board is not None:
-            self._board.close()
+            # A disk that is full has been reported; closing would only hide that.
+            with suppress(OSError):
+                self._board.close()
         if self._wandb is not None:
             self._wandb.finish()

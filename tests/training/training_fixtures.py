@@ -1,14 +1,14 @@
-"""A tiny taught policy, made once a session and copied for each test that writes."""
+"""Fixtures of the tests that train (a plugin of theirs): a tiny taught policy, made once a session.
+
+No conftest.py: its name would hide that of the folder above.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
-
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +28,9 @@ def world_copy(tiny_world: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_world, tmp_path / "world"))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    if HAS_TORCH:
-        import torch
-
-        torch.set_num_threads(1)
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep torch to one thread and the hub out."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
