@@ -14,11 +14,14 @@ import typer
 
 from evenhand import __version__
 from evenhand.cli import data, search
+from evenhand.cli.ask import ask
 from evenhand.cli.audit import audit
 from evenhand.cli.common import printable
 from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
+from evenhand.cli.export import export
+from evenhand.cli.train import train
 from evenhand.errors import EvenhandError
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -34,10 +37,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(ask)
 app.command()(audit)
 app.command()(convert)
 app.command()(credit)
 app.command()(estimators)
+app.command()(export)
+app.command()(train)
 app.add_typer(data.app, name="data")
 app.add_typer(search.app, name="search")
 

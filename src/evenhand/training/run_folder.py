@@ -1,0 +1,234 @@
+"""The folder of a run, and what is written into it step by step.
+
+    recipe.toml           the resolved recipe, before the first step
+    versions.json         packages, Python, machine, git revision
+    metrics.jsonl         one line a step; step 0 is the evaluation before training
+    trajectories/         step-000001.jsonl.gz: the credited rollouts of a step
+    checkpoints/          see `evenhand.training.checkpoint`
+    tensorboard/          if TensorBoard is installed
+
+A resumed run drops the lines and files of steps after its checkpoint: those steps are done again,
+so that every step stands once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from evenhand import __version__
+from evenhand.errors import ConfigError, DataError
+from evenhand.files import atomic_write
+from evenhand.training.config import Recipe
+from evenhand.training.recipes import load_recipe, write_recipe
+from evenhand.trajectory import Trajectory, write_trajectories
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy", "bm25s")
+
+
+class RunFolder:
+    """One run on disk.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """Make the folder of a new run and lock it; it is a run once `begin` was called.
+
+        Raises:
+            DataError: it cannot be written, or holds a run already.
+            ConfigError: another process is making it.
+        """
+        run = cls(path)
+        with _plain_errors(f"run folder {path} cannot be written"):
+            path.mkdir(parents=True, exist_ok=True)
+        if run.recipe_path.exists():
+            raise DataError(
+                f"{path} holds a run already; continue it with --resume {path}, or give "
+                "another --out"
+            )
+        run.lock()
+        return run
+
+    def begin(self, recipe: Recipe) -> None:
+        """Write down what the run is; from here on it can be resumed.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        with _plain_errors(f"run folder {self.path} cannot be written"):
+            self.trajectories.mkdir(exist_ok=True)
+            _write_json(self.path / "versions.json", versions())
+            write_recipe(self.recipe_path, recipe)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open the folder of an earlier run.
+
+        Raises:
+            DataError: it is none.
+        """
+        run = cls(path)
+        if not run.recipe_path.is_file():
+            raise DataError(f"{path} is no run: it has no recipe.toml; give the folder that "
+                            "`evenhand train` wrote")  # fmt: skip
+        return run
+
+    @property
+    def recipe_path(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """One line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trajectories(self) -> Path:
+        """Folder of rollouts."""
+        return self.path / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's events."""
+        return self.path / "tensorboard"
+
+    def recipe(self) -> Recipe:
+        """Return the resolved recipe of the run."""
+        return load_recipe(self.recipe_path)
+
+    def lock(self) -> None:
+        """Keep other processes from writing here; the lock ends with this process.
+
+        Raises:
+            ConfigError: another process trains here.
+        """
+        with _plain_errors(f"run folder {self.path} cannot be written"):
+            file = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise ConfigError(
+                f"another process is training in {self.path}; wait for it or stop it"
+            ) from None
+        self._lock = file
+
+    def unlock(self) -> None:
+        """Let others write again."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def rewind(self, step: int) -> None:
+        """Drop what later steps than `step` left, and half lines; -1 drops everything."""
+        with _plain_errors(f"run folder {self.path} cannot be written"):
+            lines = [json.dumps(row) for row in self.rows() if row["step"] <= step]
+            if self.metrics.exists():
+                with atomic_write(self.metrics) as file:
+                    file.writelines(line + "\n" for line in lines)
+            self.trajectories.mkdir(exist_ok=True)
+            for path in self.trajectories.iterdir():
+                number = path.name.removeprefix("step-").split(".")[0]
+                if path.name.startswith(".") or (number.isdigit() and int(number) > step):
+                    path.unlink()
+            if step < 0:
+                shutil.rmtree(self.tensorboard, ignore_errors=True)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the whole lines of `metrics.jsonl`; a last line cut by a kill is left out."""
+        if not self.metrics.is_file():
+            return []
+        rows = []
+        for line in self.metrics.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+        return rows
+
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the line of a step.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        with _plain_errors(f"{self.metrics} cannot be written"), self.metrics.open("a") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    def write_trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Write the rollouts of a step; the file appears whole."""
+        write_trajectories(self.trajectories / f"step-{step:06d}.jsonl.gz", trajectories)
+
+
+def versions() -> dict[str, Any]:
+    """Return what a run depends on besides its recipe."""
+    found: dict[str, Any] = {
+        "evenhand": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found | _git()
+
+
+def _git() -> dict[str, Any]:
+    """Return the revision of the working folder, if it is under git."""
+    answers = []
+    for command in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
+        try:
+            result = subprocess.run(
+                ["git", *command], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return {}
+        answers.append(result.stdout.strip())
+    return {"git_revision": answers[0], "git_changes": bool(answers[1])}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with atomic_write(path) as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+
+
+@contextmanager
+def _plain_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{what}: {error.strerror or error}; free some space or choose another folder"
+        ) from error
