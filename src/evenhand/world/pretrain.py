@@ -90,14 +90,15 @@ CURRICULUM = (
     ),
     Stage(
         name="habits",
-        tokens=800_000,
+        tokens=1_200_000,
         skills={
-            Skill.SOLVER: 0.10,
-            Skill.HASTY: 0.72,
+            Skill.SOLVER: 0.12,
+            Skill.HASTY: 0.70,
             Skill.CLUMSY: 0.15,
             Skill.GUESSER: 0.03,
         },
-        learning_rate=(8e-4, 1e-4),
+        shares={**DEFAULT_SHARES, QuestionKind.FAMOUS: 0.25},
+        learning_rate=(8e-4, 5e-5),
     ),
 )
 """From looking up a value to the habits of the warm start: skills first, their rarity last."""
