@@ -151,6 +151,19 @@ def test_a_run_that_died_between_two_renames_goes_on_from_the_checkpoint_before(
     assert len(set(pools(tmp_path))) == 2
 
 
+@pytest.mark.usefixtures("_small_pools")
+def test_a_resumed_run_forgets_what_the_log_says_of_pools_after_its_checkpoint(tmp_path):
+    pretrain(tmp_path, curriculum=QUICK, budget_seconds=0.0)
+    before = (tmp_path / "log.jsonl").read_text()
+    late = {"stage": "habits", "pool": 9, "tokens": 10**9}
+    (tmp_path / "log.jsonl").write_text(before + json.dumps(late) + '\n{"stage": "ha')
+    pretrain(tmp_path, curriculum=QUICK, budget_seconds=0.0)
+    after = (tmp_path / "log.jsonl").read_text()
+    assert after.startswith(before)
+    assert len(after.splitlines()) == 2
+    assert ("habits", 9) not in pools(tmp_path)
+
+
 def test_greedy_rollouts_do_not_depend_on_their_batch(world):
     policy, tokenizer = new_policy(seed=1).eval(), build_fast_tokenizer()
     questions, retriever = world.questions(12), build_retriever(world)
