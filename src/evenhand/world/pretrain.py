@@ -83,7 +83,8 @@ CURRICULUM = (
     ),
     Stage(
         name="skills",
-        tokens=2_000_000,
+        tokens=1_545_549,
+        schedule_tokens=2_000_000,
         copy=0.03,
         most_facts=8,
         reading=0.1,
