@@ -36,7 +36,7 @@ from evenhand.world.skills import Skill
 from evenhand.world.tokenizer import build_tokenizer
 
 MANIFEST = "manifest.json"
-_LOG = "log.jsonl"
+_LOG, _POLICY = "log.jsonl", "policy"
 _STATE, _LATEST, _PREVIOUS = "optimizer.safetensors", "checkpoint", "checkpoint.previous"
 
 
@@ -161,9 +161,10 @@ def pretrain(
     budget_seconds: float | None = None,
     log: Log = lambda _: None,
 ) -> Path:
-    """Train a policy through a curriculum and return the folder of its checkpoint.
+    """Train a policy through a curriculum and return the folder that holds it.
 
-    `out/checkpoint` always holds a whole policy; a run that finds one there goes on from it.
+    `out/checkpoint` always holds a whole policy, with the optimiser's state; a run that finds one
+    there goes on from it. At the end `out/policy` gets the same without that state.
 
     Args:
         out: folder of the run; `log.jsonl` in it gets one line a pool.
@@ -213,7 +214,12 @@ def pretrain(
             saved = now
         if spent:
             break
-    return out / _LATEST
+    if progress.stage < len(curriculum):
+        return out / _LATEST
+    shutil.copytree(
+        out / _LATEST, out / _POLICY, ignore=shutil.ignore_patterns(_STATE), dirs_exist_ok=True
+    )
+    return out / _POLICY
 
 
 def train_on(
