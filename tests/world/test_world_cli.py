@@ -55,5 +55,5 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 
 
 def test_too_many_questions_for_a_small_world_are_refused():
-    with pytest.raises(ConfigError, match="too few different questions"):
+    with pytest.raises(ConfigError, match="different questions of these kinds"):
         world("check", "--size", "24", "--questions", "5000")

@@ -97,7 +97,9 @@ def test_most_entities_have_near_namesakes():
 
 def test_questions_are_different_and_have_ids_of_their_own():
     questions = generate_world(0).questions(800)
-    assert len({(str(q.metadata), q.golden_answers) for q in questions}) == 800
+    assert len({q.question for q in questions}) == 800
+    searched = [str(q.metadata) + q.golden_answers[0] for q in questions if q.hops]
+    assert len(set(searched)) == len(searched)
     assert len({q.id for q in questions}) == 800
 
 
@@ -127,8 +129,16 @@ def test_yes_and_no_are_about_equally_frequent():
 
 
 def test_more_questions_than_the_world_holds_are_refused():
-    with pytest.raises(ConfigError, match="too few different questions of kind famous"):
-        generate_world(0, size=24).questions(100, shares={QuestionKind.FAMOUS: 1.0})
+    with pytest.raises(ConfigError, match="has only 2.. different questions"):
+        generate_world(0, size=24).questions(300, shares={QuestionKind.FAMOUS: 1.0})
+
+
+def test_a_kind_that_is_used_up_is_replaced_by_the_others():
+    shares = {QuestionKind.FAMOUS: 0.9, QuestionKind.HOP1: 0.1}
+    questions = generate_world(0).questions(600, shares=shares)
+    kinds = [q.metadata["kind"] for q in questions]
+    assert 150 < kinds.count("famous") <= 216
+    assert kinds.count("hop1") == 600 - kinds.count("famous")
 
 
 def test_shares_without_a_positive_one_are_refused():

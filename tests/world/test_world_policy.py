@@ -14,6 +14,7 @@ from evenhand.world import (
     generate_world,
 )
 from evenhand.world.measure import roll_out, summarise
+from evenhand.world.policy import save_policy
 from evenhand.world.pretrain import CURRICULUM, Stage, pretrain
 from evenhand.world.sequences import copy_drill
 from evenhand.world.skills import Skill
@@ -118,6 +119,18 @@ def test_a_new_policy_attends_to_the_value_of_a_fact_that_it_read():
     assert np.mean(found) > 0.5
 
 
+def test_a_saved_policy_loads_to_the_same_and_reads_in_transformers_4_too(tmp_path):
+    policy = new_policy(seed=2)
+    save_policy(policy, tmp_path)
+    loaded, tokenizer = load_policy(tmp_path)
+    assert same(policy.state_dict(), loaded.state_dict())
+    assert loaded.config.rope_parameters["rope_theta"] == 1e6
+    assert tokenizer.convert_tokens_to_ids("</answer>") == vocabulary()["</answer>"]
+    assert json.loads((tmp_path / "config.json").read_text())["rope_theta"] == 1e6
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
 def test_a_folder_without_a_policy_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no policy"):
         load_policy(tmp_path)
@@ -132,6 +145,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         if done == len(QUICK):
             break
     assert same(weights(whole), weights(part))
+    assert not (whole / "optimizer.safetensors").exists()
     assert pools(tmp_path / "parts") == pools(tmp_path / "whole")
     assert len(pools(tmp_path / "whole")) > 3
 
@@ -149,6 +163,19 @@ def test_a_run_that_died_between_two_renames_goes_on_from_the_checkpoint_before(
     (tmp_path / "checkpoint").rename(tmp_path / "checkpoint.previous")
     pretrain(tmp_path, curriculum=QUICK, budget_seconds=0.0)
     assert len(set(pools(tmp_path))) == 2
+
+
+@pytest.mark.usefixtures("_small_pools")
+def test_a_resumed_run_forgets_what_the_log_says_of_pools_after_its_checkpoint(tmp_path):
+    pretrain(tmp_path, curriculum=QUICK, budget_seconds=0.0)
+    before = (tmp_path / "log.jsonl").read_text()
+    late = {"stage": "habits", "pool": 9, "tokens": 10**9}
+    (tmp_path / "log.jsonl").write_text(before + json.dumps(late) + '\n{"stage": "ha')
+    pretrain(tmp_path, curriculum=QUICK, budget_seconds=0.0)
+    after = (tmp_path / "log.jsonl").read_text()
+    assert after.startswith(before)
+    assert len(after.splitlines()) == 2
+    assert ("habits", 9) not in pools(tmp_path)
 
 
 def test_greedy_rollouts_do_not_depend_on_their_batch(world):

@@ -108,6 +108,7 @@ def check(
     asked, rollouts = _play(world, questions, question_seed, Skill.SOLVER)
     _print("scripted solver", summarise(asked, rollouts), as_json=as_json)
     if policy is not None:
+        _quiet()
         model, tokenizer = load_policy() if policy == SHIPPED else load_policy(Path(policy))
         rollouts_of_policy = roll_out(
             model, tokenizer, asked, build_retriever(world), temperature=temperature, seed=seed
@@ -129,9 +130,10 @@ def pretrain_command(
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of torch.", min=1)] = 1,
 ) -> None:
-    """Make a warm-start policy: about half an hour on one core; killed, it resumes."""
+    """Make a warm-start policy: about a quarter of an hour on one idle core; killed, it resumes."""
     torch = require("torch", "train", "pre-training the toy world's policy")
     torch.set_num_threads(threads)
+    _quiet()
     make_folder(out)
     total = sum(stage.tokens for stage in CURRICULUM)
 
@@ -145,6 +147,12 @@ def pretrain_command(
     budget = None if minutes is None else minutes * 60
     folder = pretrain(out, seed=seed, budget_seconds=budget, log=log)
     console().print(f"policy in {folder}")
+
+
+def _quiet() -> None:
+    # A bar for each checkpoint would tear our own lines apart.
+    transformers = require("transformers", "train", "the toy world's policy")
+    transformers.utils.logging.disable_progress_bar()
 
 
 # --- parts ---------------------------------------------------------------------------------------

@@ -117,7 +117,8 @@ class World:
         Args:
             count: how many.
             seed: another seed, other questions.
-            shares: relative frequency of each kind.
+            shares: relative frequency of each kind. A kind of which no more different questions
+                are found is replaced by the others.
 
         Raises:
             ConfigError: the world does not hold so many different questions, or no share is
@@ -134,7 +135,17 @@ class World:
         seen: set[str] = set()
         out = []
         for number, at in enumerate(drawn):
-            question = _fresh(makers[kinds[at]], seen, kinds[at])
+            kind = kinds[at]
+            question = _fresh(makers[kind], seen) if kind in makers else None
+            while question is None:
+                makers.pop(kind, None)
+                if not makers:
+                    raise ConfigError(
+                        f"the world has only {number} different questions of these kinds, got "
+                        f"count={count}; ask for fewer, or generate a larger world"
+                    )
+                kind = list(makers)[random.integers(len(makers))]
+                question = _fresh(makers[kind], seen)
             out.append(
                 Question(
                     id=f"{self.split}-{self.seed}-{seed}-{number}",
@@ -231,16 +242,17 @@ def _draw_facts(
 # --- questions -----------------------------------------------------------------------------------
 
 
-def _fresh(maker: Iterator[Question], seen: set[str], kind: QuestionKind) -> Question:
+def _fresh(maker: Iterator[Question], seen: set[str]) -> Question | None:
+    """Return a question that was not asked before, or `None` if none turns up."""
     for _ in range(200):
         question = next(maker)
-        # Wordings of one question count as one.
         key = str((question.metadata["kind"], question.metadata["plan"], question.golden_answers))
+        if question.hops == 0:  # famous facts are few: another wording counts as another question
+            key = question.question
         if key not in seen:
             seen.add(key)
             return question
-    raise ConfigError(f"the world has too few different questions of kind {kind}; ask for fewer, "
-                      "or generate a larger world")  # fmt: skip
+    return None
 
 
 def _question(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,15 @@ def save_policy(policy: Any, folder: Path) -> None:
     """Write weights (safetensors), configuration and tokenizer into a folder."""
     policy.save_pretrained(folder)
     build_fast_tokenizer().save_pretrained(folder)
+    # transformers 5 writes names that version 4, and what is built on it, would read past.
+    _add(folder / "config.json", rope_theta=_ROPE_THETA, torch_dtype="float32")
+    _add(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def _add(path: Path, **fields: Any) -> None:
+    known = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**known, **fields}, indent=2) + "\n", encoding="utf-8")
 
 
 def load_policy(folder: Path = WARMSTART) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -37,7 +36,8 @@ from evenhand.world.skills import Skill
 from evenhand.world.tokenizer import build_tokenizer
 
 MANIFEST = "manifest.json"
-_STATE, _LATEST, _PREVIOUS = "state.pt", "checkpoint", "checkpoint.previous"
+_LOG, _POLICY = "log.jsonl", "policy"
+_STATE, _LATEST, _PREVIOUS = "optimizer.safetensors", "checkpoint", "checkpoint.previous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ class Stage:
         skills: weights of the demonstrators.
         shares: kinds of the questions that they play.
         learning_rate: at its start and end; it moves between them on a half cosine.
+        schedule_tokens: after how many tokens that end would be reached, if not at the end.
         batch_tokens: tokens of an optimiser step, padding included. Looking up emerges after a
             number of steps, so early steps are small.
     """
@@ -65,6 +66,7 @@ class Stage:
     skills: Mapping[Skill, float] = field(default_factory=lambda: {Skill.SOLVER: 1.0})
     shares: Mapping[QuestionKind, float] = field(default_factory=lambda: dict(DEFAULT_SHARES))
     learning_rate: tuple[float, float] = (3e-3, 3e-3)
+    schedule_tokens: int | None = None
     batch_tokens: int = 2500
 
 
@@ -81,7 +83,8 @@ CURRICULUM = (
     ),
     Stage(
         name="skills",
-        tokens=2_000_000,
+        tokens=1_545_549,
+        schedule_tokens=2_000_000,
         copy=0.03,
         most_facts=8,
         reading=0.1,
@@ -92,12 +95,13 @@ CURRICULUM = (
         name="habits",
         tokens=800_000,
         skills={
-            Skill.SOLVER: 0.10,
-            Skill.HASTY: 0.72,
+            Skill.SOLVER: 0.12,
+            Skill.HASTY: 0.70,
             Skill.CLUMSY: 0.15,
             Skill.GUESSER: 0.03,
         },
-        learning_rate=(8e-4, 1e-4),
+        shares={**DEFAULT_SHARES, QuestionKind.FAMOUS: 0.25},
+        learning_rate=(8e-4, 5e-5),
     ),
 )
 """From looking up a value to the habits of the warm start: skills first, their rarity last."""
@@ -157,9 +161,10 @@ def pretrain(
     budget_seconds: float | None = None,
     log: Log = lambda _: None,
 ) -> Path:
-    """Train a policy through a curriculum and return the folder of its checkpoint.
+    """Train a policy through a curriculum and return the folder that holds it.
 
-    `out/checkpoint` always holds a whole policy; a run that finds one there goes on from it.
+    `out/checkpoint` always holds a whole policy, with the optimiser's state; a run that finds one
+    there goes on from it. At the end `out/policy` gets the same without that state.
 
     Args:
         out: folder of the run; `log.jsonl` in it gets one line a pool.
@@ -198,7 +203,7 @@ def pretrain(
         progress.pool += 1
         progress.cpu_seconds += time.process_time() - before
         record.update(making=round(making, 2), cpu_seconds=round(progress.cpu_seconds, 1))
-        _append(out / "log.jsonl", record)
+        _append(out / _LOG, record)
         log(record)
         if progress.stage_tokens >= stage.tokens:
             progress.stage, progress.pool, progress.stage_tokens = progress.stage + 1, 0, 0
@@ -209,7 +214,12 @@ def pretrain(
             saved = now
         if spent:
             break
-    return out / _LATEST
+    if progress.stage < len(curriculum):
+        return out / _LATEST
+    shutil.copytree(
+        out / _LATEST, out / _POLICY, ignore=shutil.ignore_patterns(_STATE), dirs_exist_ok=True
+    )
+    return out / _POLICY
 
 
 def train_on(
@@ -256,7 +266,7 @@ def train_on(
 
 def _rate(stage: Stage, progress: Progress) -> float:
     start, end = stage.learning_rate
-    done = min(1.0, progress.stage_tokens / stage.tokens)
+    done = min(1.0, progress.stage_tokens / (stage.schedule_tokens or stage.tokens))
     rate = end + (start - end) * 0.5 * (1 + math.cos(math.pi * done))
     return rate * min(1.0, (progress.steps + 1) / _WARM_UP)
 
@@ -280,7 +290,10 @@ def _save(
     folder = out / f".{_LATEST}.tmp"
     shutil.rmtree(folder, ignore_errors=True)
     save_policy(policy, folder)
-    torch.save(optimizer.state_dict(), folder / _STATE)
+    safetensors = require("safetensors.torch", "train", "pre-training")
+    state = optimizer.state_dict()["state"]
+    named = {f"{at}.{name}": value for at, of in state.items() for name, value in of.items()}
+    safetensors.save_file(named, folder / _STATE)
     manifest = {
         "evenhand": __version__,
         "torch": torch.__version__,
@@ -297,7 +310,6 @@ def _save(
 
 
 def _resume(out: Path, policy: Any, optimizer: Any, recipe: dict[str, Any]) -> Progress:
-    torch = require("torch", "train", "pre-training")
     safetensors = require("safetensors.torch", "train", "pre-training")
     # A run that was killed between the two renames left only the previous one.
     folder = next((out / n for n in (_LATEST, _PREVIOUS) if (out / n / MANIFEST).is_file()), None)
@@ -310,10 +322,29 @@ def _resume(out: Path, policy: Any, optimizer: Any, recipe: dict[str, Any]) -> P
     weights = safetensors.load_file(folder / "model.safetensors")
     policy.load_state_dict(weights, strict=False)
     policy.tie_weights()
-    optimizer.load_state_dict(torch.load(folder / _STATE, weights_only=True))
-    return Progress(**manifest["progress"])
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in safetensors.load_file(folder / _STATE).items():
+        at, _, name = key.partition(".")
+        state.setdefault(int(at), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    progress = Progress(**manifest["progress"])
+    _forget_after(out / _LOG, progress)
+    return progress
+
+
+def _forget_after(path: Path, progress: Progress) -> None:
+    """Drop what the log holds of pools after the checkpoint: they will be trained on again."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    with atomic_write(path) as file:
+        file.writelines(
+            # The line that a killed process was writing may lack its end.
+            line
+            for line in lines
+            if line.endswith("\n") and json.loads(line)["tokens"] <= progress.tokens
+        )
 
 
 def _append(path: Path, record: Mapping[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + os.linesep)
+        file.write(json.dumps(record) + "\n")
