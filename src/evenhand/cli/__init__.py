@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from evenhand import __version__
-from evenhand.cli import data, search
+from evenhand.cli import data, search, world
 from evenhand.cli.ask import ask
 from evenhand.cli.audit import audit
 from evenhand.cli.common import printable
@@ -46,6 +46,7 @@ app.command()(export)
 app.command()(train)
 app.add_typer(data.app, name="data")
 app.add_typer(search.app, name="search")
+app.add_typer(world.app, name="world")
 
 
 def _version(wanted: bool) -> None:
