@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from evenhand.cli.common import Settings, console
+from evenhand.cli.common import Settings, console, printable
 from evenhand.environment import Done, Generate, Turn
 from evenhand.errors import ConfigError
 from evenhand.rewards import answer_of
@@ -66,9 +66,9 @@ def ask(
         trajectory = converse(question, policy, session, environment, key, out)
     answer = answer_of(trajectory)
     if answer is None:
-        out.print(f"[yellow]no answer[/yellow] ({trajectory.stop_reason.value})")
+        out.print(f"no answer ({trajectory.stop_reason.value})", style="yellow")
     else:
-        out.print(f"[bold green]{escape(answer)}[/bold green]")
+        out.print(printable(answer), style="bold green")
 
 
 def _recipe(run: Path | None, model: Path | None, settings: list[str] | None) -> Recipe:
@@ -106,7 +106,7 @@ def converse(
     episode = new_episode(question, policy, environment)
 
     def write(text: str) -> None:
-        out.print(text, end="", markup=False, soft_wrap=True)
+        out.print(printable(text), end="", soft_wrap=True)
         out.file.flush()
 
     while True:
@@ -120,11 +120,12 @@ def converse(
             continue
         (outcome,) = environment.retriever.search([request.query], environment.k)
         if outcome.error is not None:
-            out.print(f"[red]search failed[/red]: {escape(outcome.error)}")
+            out.print(f"search failed: {printable(outcome.error)}", style="red")
         for document in outcome.documents:
             text = " ".join(document.text.split())
             short = text if len(text) <= _SNIPPET else text[:_SNIPPET].rstrip() + " …"
-            out.print(f"  [cyan]{escape(document.title)}[/cyan]  [dim]{escape(short)}[/dim]")
+            title = (printable(document.title), "cyan")
+            out.print(Text.assemble("  ", title, "  ", (printable(short), "dim")))
         episode.feed_result(outcome)
 
 

@@ -67,7 +67,7 @@ def train(
         _run(new_trainer(recipe, folder, _display()), folder)
         return
     for seed in numbers:
-        console().print(f"[bold]seed {seed}[/bold]")
+        console().print(f"seed {seed}", style="bold")
         _run_seed(recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
     _compare_seeds({seed: folder / f"seed-{seed}" for seed in numbers})
 
@@ -114,10 +114,10 @@ def _seeds(text: str | None) -> list[int] | None:
 
 def _announce(recipe: Recipe) -> None:
     out = console()
-    out.print("[bold]recipe[/bold]")
+    out.print("recipe", style="bold")
     out.print(recipe_to_toml(recipe), style="dim", markup=False)
     for warning in recipe.warnings():
-        console(err=True).print(f"[yellow]warning[/yellow]: {warning}")
+        console(err=True).print(f"warning: {warning}", style="yellow")
 
 
 def quiet_libraries() -> None:
