@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenhand.retrieval import Bm25Retriever
-
 from evenhand.environment import Episode, Generate, Turn, run_episode
 from evenhand.protocol import Document
+from evenhand.retrieval import Bm25Retriever
 from evenhand.rewards import score_trajectory
 from evenhand.trajectory import Trajectory, write_trajectories
 
