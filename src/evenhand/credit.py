@@ -221,20 +221,25 @@ def gather(trajectories: Sequence[Trajectory], bridge: BridgeSettings) -> Credit
         silver_size[number] = len(silver)
         for row, rollout in zip(rows, rollouts, strict=True):
             scores[row] = step_scores(rollout, silver, bridge.evidence)
-    segments: list[tuple[int, int, int, bool, bool, int, float]] = []
+    # One list a column: a tuple a segment would be millions of objects for the garbage collector.
+    columns: tuple[list[Any], ...] = ([], [], [], [], [], [], [])
+    owners, positions, kinds, answers, executions, lengths, step_score = columns
     environment_tokens = np.zeros(len(trajectories), dtype=np.int64)
     for owner, trajectory in enumerate(trajectories):
         last = max(trajectory.policy_segments(), default=-1)
-        step_score = iter(scores[owner])
+        own_scores = iter(scores[owner])
         for at, segment in enumerate(trajectory.segments):
             if not segment.is_policy:
                 environment_tokens[owner] += segment.n_tokens
                 continue
             executed = trajectory.is_executed(at)
-            score = next(step_score) if executed else 0.0
-            code = codes[segment.kind]
-            segments.append((owner, at, code, at == last, executed, segment.n_tokens, score))
-    columns: list[Any] = list(zip(*segments, strict=True)) if segments else [()] * 7
+            owners.append(owner)
+            positions.append(at)
+            kinds.append(codes[segment.kind])
+            answers.append(at == last)
+            executions.append(executed)
+            lengths.append(segment.n_tokens)
+            step_score.append(next(own_scores) if executed else 0.0)
     rewards = [np.nan if t.reward is None else t.reward for t in trajectories]
     steps = [NO_STEP if t.step is None else t.step for t in trajectories]
     return CreditBatch(
@@ -246,13 +251,13 @@ def gather(trajectories: Sequence[Trajectory], bridge: BridgeSettings) -> Credit
         searches=np.array([len(score) for score in scores], dtype=np.int64),
         format_ok=np.array([t.format_ok for t in trajectories], dtype=bool),
         environment_tokens=environment_tokens,
-        owner=np.array(columns[0], dtype=np.int64),
-        position=np.array(columns[1], dtype=np.int64),
-        kind=np.array(columns[2], dtype=np.int64),
-        is_answer=np.array(columns[3], dtype=bool),
-        is_executed=np.array(columns[4], dtype=bool),
-        n_tokens=np.array(columns[5], dtype=np.int64),
-        step_score=np.array(columns[6], dtype=np.float64),
+        owner=np.array(owners, dtype=np.int64),
+        position=np.array(positions, dtype=np.int64),
+        kind=np.array(kinds, dtype=np.int64),
+        is_answer=np.array(answers, dtype=bool),
+        is_executed=np.array(executions, dtype=bool),
+        n_tokens=np.array(lengths, dtype=np.int64),
+        step_score=np.array(step_score, dtype=np.float64),
         silver_size=silver_size,
     )
 
