@@ -227,9 +227,11 @@ def expect_kills_change_nothing(
     assert [row["step"] for row in rows] == list(range(steps + 1))
     names = sorted(path.name for path in (run / "trajectories").iterdir())
     assert names == [f"step-{step:06d}.jsonl.gz" for step in range(1, steps + 1)]
-    for name in names:
-        both = [(side / "trajectories" / name).read_bytes() for side in (whole, run)]
-        assert both[0] == both[1]
+    for folder in ("trajectories", "evaluations"):
+        files = [sorted((side / folder).iterdir()) for side in (whole, run)]
+        assert [path.name for path in files[0]] == [path.name for path in files[1]]
+        for one, other in zip(*files, strict=True):
+            assert one.read_bytes() == other.read_bytes()
     words = process.stdout.split()
     return int(words[-3]), int(words[-1])
 

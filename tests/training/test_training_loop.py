@@ -378,13 +378,28 @@ def test_resume_drops_half_lines_debris_and_later_steps(
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "x": 1}\n{"step": 4, "tru')
     (run / "trajectories" / "step-000003.jsonl.gz").write_bytes(b"half")
+    (run / "evaluations" / "step-000003.jsonl.gz").write_bytes(b"half")
     (run / "checkpoints" / ".step-000003.77").mkdir()
     (run / "checkpoints" / ".step-000003.77" / "weights.safetensors").write_bytes(b"half")
     recipe = recipe_from(settings(tiny_world, **HOT, steps=4))
     finish(resumed_trainer(run, recipe))
     assert [row["step"] for row in rows_in(run)] == [0, 1, 2, 3, 4]
     assert not list((run / "checkpoints").glob(".*"))
+    assert not (run / "evaluations" / "step-000003.jsonl.gz").exists()
     assert same(weights(whole), weights(run))
+
+
+def test_evaluations_leave_their_rollouts_in_the_run_folder(whole: Path) -> None:
+    rows = [row for row in rows_in(whole) if "eval/exact_match" in row]
+    files = sorted((whole / "evaluations").iterdir())
+    assert [file.name for file in files] == [f"step-{row['step']:06d}.jsonl.gz" for row in rows]
+    for row, file in zip(rows, files, strict=True):
+        scores = [t.scores for t in read_trajectories(file)]
+        assert len(scores) == row["eval/n"]
+        exact = [score["exact_match"] for score in scores if score is not None]
+        assert np.mean([float(value or 0) for value in exact]) == pytest.approx(
+            row["eval/exact_match"]
+        )
 
 
 def test_a_finished_run_resumes_to_itself(tiny_world: Path, tmp_path: Path) -> None:

@@ -344,7 +344,11 @@ class Trainer:
                 step=_EVALUATION_STEP,
                 progress=self._listener.evaluating,
             )
-        found = figures.evaluation_metrics(self._score(rollouts))
+        rollouts = self._score(rollouts)
+        if self.recipe.tracking.trajectories:
+            step = self.progress.step
+            self._run.write_evaluation(step, [replace(t, step=step) for t in rollouts])
+        found = figures.evaluation_metrics(rollouts)
         found["eval/too_long"] = len(sources.evaluate) - len(questions)
         self._listener.evaluated(self.progress, found)
         return found

@@ -4,6 +4,7 @@
     versions.json         packages, Python, machine, git revision
     metrics.jsonl         one line a step; step 0 is the evaluation before training
     trajectories/         step-000001.jsonl.gz: the credited rollouts of a step
+    evaluations/          step-000050.jsonl.gz: the greedy rollouts of an evaluation
     checkpoints/          see `evenhand.training.checkpoint`
     tensorboard/          if TensorBoard is installed
 
@@ -74,6 +75,7 @@ class RunFolder:
         """
         with _plain_errors(f"run folder {self.path} cannot be written"):
             self.trajectories.mkdir(exist_ok=True)
+            self.evaluations.mkdir(exist_ok=True)
             _write_json(self.path / "versions.json", versions())
             write_recipe(self.recipe_path, recipe)
 
@@ -104,6 +106,11 @@ class RunFolder:
     def trajectories(self) -> Path:
         """Folder of rollouts."""
         return self.path / "trajectories"
+
+    @property
+    def evaluations(self) -> Path:
+        """Folder of the rollouts of evaluations."""
+        return self.path / "evaluations"
 
     @property
     def checkpoints(self) -> Path:
@@ -149,11 +156,12 @@ class RunFolder:
             if self.metrics.exists():
                 with atomic_write(self.metrics) as file:
                     file.writelines(line + "\n" for line in lines)
-            self.trajectories.mkdir(exist_ok=True)
-            for path in self.trajectories.iterdir():
-                number = path.name.removeprefix("step-").split(".")[0]
-                if path.name.startswith(".") or (number.isdigit() and int(number) > step):
-                    path.unlink()
+            for folder in (self.trajectories, self.evaluations):
+                folder.mkdir(exist_ok=True)
+                for path in folder.iterdir():
+                    number = path.name.removeprefix("step-").split(".")[0]
+                    if path.name.startswith(".") or (number.isdigit() and int(number) > step):
+                        path.unlink()
             if step < 0:
                 shutil.rmtree(self.tensorboard, ignore_errors=True)
 
@@ -185,6 +193,10 @@ class RunFolder:
     def write_trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Write the rollouts of a step; the file appears whole."""
         write_trajectories(self.trajectories / f"step-{step:06d}.jsonl.gz", trajectories)
+
+    def write_evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Write the rollouts of the evaluation after a step; the file appears whole."""
+        write_trajectories(self.evaluations / f"step-{step:06d}.jsonl.gz", trajectories)
 
 
 def versions() -> dict[str, Any]:
