@@ -1,6 +1,7 @@
 """The command line: one module a command, wired together here.
 
-Exit codes: 0 fine, 2 wrong use or bad input (one line: what, got, remedy), 130 interrupted.
+Exit codes: 0 fine, 2 wrong use or bad input (one line: what, got, remedy), 3 an alarm ended the
+training run, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ from evenhand.errors import ConfigError, require
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe, recipe_to_toml
 
+STOPPED_BY_ALARM = 3
+"""Exit code of a run that an alarm with the action `stop` ended."""
+
 if TYPE_CHECKING:
     from evenhand.cli.train_display import PlainDisplay
     from evenhand.training.loop import Trainer
@@ -45,14 +48,15 @@ def train(
     """Train a policy with a recipe.
 
     Settings are dotted keys of the recipe, such as --set rollout.group_size=16. A run that was
-    stopped continues with --resume; a kill at any moment changes nothing of the result.
+    stopped continues with --resume; a kill at any moment changes nothing of the result. Exit code
+    3: an alarm whose action is stop ended the run.
     """
     if resume is not None:
         if recipe_file is not None or out is not None or seeds is not None:
             raise ConfigError("--resume takes the recipe and the folder from the run; leave out "
                               "RECIPE, --out and --seeds")  # fmt: skip
         quiet_libraries()
-        _resume(resume, settings)
+        _exit_if(_resume(resume, settings))
         return
     if recipe_file is None and not settings:
         raise ConfigError("give a recipe, such as recipes/quickstart.toml, or --resume RUN")
@@ -64,35 +68,42 @@ def train(
     if numbers is None:
         from evenhand.training.setup import new_trainer
 
-        _run(new_trainer(recipe, folder, _display()), folder)
+        _exit_if(_run(new_trainer(recipe, folder, _display()), folder))
         return
+    any_stopped = False
     for seed in numbers:
         console().print(f"seed {seed}", style="bold")
-        _run_seed(recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
+        any_stopped |= _run_seed(recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
     _compare_seeds({seed: folder / f"seed-{seed}" for seed in numbers})
+    _exit_if(any_stopped)
 
 
-def _resume(path: Path, settings: list[str] | None) -> None:
+def _exit_if(is_stopped: bool) -> None:
+    if is_stopped:
+        raise typer.Exit(STOPPED_BY_ALARM)
+
+
+def _resume(path: Path, settings: list[str] | None) -> bool:
     from evenhand.training.run_folder import RunFolder
     from evenhand.training.setup import resumed_trainer
 
     recipe = None
     if settings:
         recipe = load_recipe(RunFolder.open(path).recipe_path, settings)
-    _run(resumed_trainer(path, recipe, _display()), path)
+    return _run(resumed_trainer(path, recipe, _display()), path)
 
 
-def _run_seed(recipe: Recipe, folder: Path) -> None:
+def _run_seed(recipe: Recipe, folder: Path) -> bool:
     from evenhand.training.setup import new_trainer, resumed_trainer
 
     # A family that was stopped goes on where it was: finished seeds have nothing left to do.
     if (folder / "recipe.toml").is_file():
-        _run(resumed_trainer(folder, recipe, _display()), folder)
-    else:
-        _run(new_trainer(recipe, folder, _display()), folder)
+        return _run(resumed_trainer(folder, recipe, _display()), folder)
+    return _run(new_trainer(recipe, folder, _display()), folder)
 
 
-def _run(trainer: Trainer, folder: Path) -> None:
+def _run(trainer: Trainer, folder: Path) -> bool:
+    """Run it and return whether an alarm ended it."""
     try:
         trainer.run()
     except KeyboardInterrupt:
@@ -101,6 +112,15 @@ def _run(trainer: Trainer, folder: Path) -> None:
     finally:
         trainer.close()
     console().print(f"run folder: {folder}")
+    if trainer.stopped is None:
+        return False
+    console(err=True).print(
+        f"stopped by the alarm {trainer.stopped.name} after step {trainer.stopped.step}; its "
+        f"rollouts are in {folder / 'alarms'}; go on all the same with: evenhand train --resume "
+        f"{folder}",
+        markup=False,
+    )
+    return True
 
 
 def _seeds(text: str | None) -> list[int] | None:

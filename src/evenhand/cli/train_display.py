@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evenhand.cli.common import console
+from evenhand.diagnostics.alarms import Action, Alarm
 from evenhand.rollout import Progress as RolloutProgress
 from evenhand.training.checkpoint import Progress as RunProgress
 from evenhand.training.config import Recipe
@@ -61,6 +62,15 @@ def evaluation_lines(step: int, metrics: Metrics) -> list[str]:
     return lines
 
 
+def alarm_line(alarm: Alarm) -> str:
+    """Return the line of an alarm."""
+    end = "; the run ends here" if alarm.action is Action.STOP else ""
+    return (
+        f"alarm {alarm.name} after step {alarm.step}: {alarm.message}. Usual cause: {alarm.cause}. "
+        f"Try: {alarm.remedy}{end}."
+    )
+
+
 class PlainDisplay(Listener):
     """One line a step."""
 
@@ -77,6 +87,11 @@ class PlainDisplay(Listener):
     def stepped(self, progress: RunProgress, metrics: Metrics) -> None:
         """Print the step."""
         self._line(step_line(progress.step, self._steps, metrics))
+
+    def alarmed(self, alarm: Alarm) -> None:
+        """Print the alarm."""
+        self._out.print(alarm_line(alarm), style="yellow", markup=False)
+        self._out.file.flush()
 
     def evaluated(self, progress: RunProgress, metrics: Metrics) -> None:
         """Print the evaluation."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from evenhand.credit import CreditRule
+from evenhand.diagnostics.alarms import AlarmRules
 from evenhand.environment import Limits, preset
 from evenhand.errors import ConfigError
 from evenhand.plugins import did_you_mean
@@ -344,16 +345,31 @@ class CheckpointSection(Section):
     keep: Count = 2
 
 
+class AlarmSection(AlarmRules):
+    """Early warnings: a table an alarm, with its `action` (`off`, `warn`, `stop`) and limits.
+
+    Attributes:
+        stagnation: one search a question although several earn more.
+        collapse: the language breaks down.
+        dead_groups: groups without differing rewards.
+        keep: how many of the last steps' rollouts are put aside when an alarm fires.
+    """
+
+    keep: Count = 3
+
+
 class TrackingSection(Section):
     """Where figures go besides `metrics.jsonl`.
 
     Attributes:
         trajectories: write the credited rollouts of every step.
+        keep_trajectories: how many steps' rollouts before the newest checkpoint stay; `none`: all.
         tensorboard: `auto` writes if it is installed.
         wandb: project of Weights & Biases; `none` sends nothing anywhere.
     """
 
     trajectories: bool = True
+    keep_trajectories: Count | None = None
     tensorboard: Literal["auto", "on", "off"] = "auto"
     wandb: str | None = None
 
@@ -382,6 +398,7 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     tracking: TrackingSection = TrackingSection()
+    alarms: AlarmSection = AlarmSection()
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

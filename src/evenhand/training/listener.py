@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from evenhand.diagnostics.alarms import Alarm
 from evenhand.rollout import Progress as RolloutProgress
 from evenhand.training.checkpoint import Progress
 from evenhand.training.config import Recipe
@@ -28,6 +29,9 @@ class Listener:
 
     def stepped(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """A training step is recorded."""
+
+    def alarmed(self, alarm: Alarm) -> None:
+        """An alarm fired after a training step."""
 
     def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """An evaluation is done."""

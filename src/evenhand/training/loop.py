@@ -7,9 +7,10 @@ One step of `Trainer.run`, from top to bottom:
 2. `_credit`: rewards were set by `_score`; the estimator gives every segment its advantage.
 3. `_update`: rows of tokens, mini-batches of whole groups, micro-batches by a token budget, the
    loss, the optimiser step.
-4. `_record`: rollouts, then figures, then (if due) the checkpoint. A kill between any two of these
-   leaves a run that resumes to the same weights: what is beyond the newest checkpoint is dropped
-   and done again.
+4. `_record`: rollouts, then figures, then alarms, then (if due) the checkpoint. A kill between any
+   two of these leaves a run that resumes to the same weights: what is beyond the newest checkpoint
+   is dropped and done again. An alarm whose action is `stop` makes the checkpoint due and ends the
+   run.
 
 Left out on purpose: several devices (verl and TRL do that), a learned critic, replay of old
 batches.
@@ -28,6 +29,7 @@ import numpy as np
 
 from evenhand.credit import Credited, gather
 from evenhand.datasets import Question
+from evenhand.diagnostics.alarms import Alarm
 from evenhand.errors import ConfigError, DataError, require
 from evenhand.rewards import get_reward, score_trajectory
 from evenhand.rollout import Policy, Sampling, SearchEnvironment, collect
@@ -43,6 +45,7 @@ from evenhand.training.models import LoadedModel, Reference
 from evenhand.training.run_folder import RunFolder
 from evenhand.training.sources import QuestionStream, Sources, new_episode
 from evenhand.training.tracking import Trackers
+from evenhand.training.watch import AlarmWatch, stopping
 from evenhand.trajectory import Trajectory
 
 torch = require("torch", "train", "training")
@@ -75,6 +78,7 @@ class Trainer:
 
     Attributes:
         progress: where the run is.
+        stopped: the alarm that ended the run, if one did.
     """
 
     def __init__(
@@ -117,9 +121,14 @@ class Trainer:
             position=self.progress.drawn,
         )
         self._seconds: dict[str, float] = {}
+        self._watch = AlarmWatch(recipe, run)
+        self.stopped: Alarm | None = None
 
     def run(self) -> Metrics:
-        """Train to the last step; return the figures of the last evaluation, if there was one.
+        """Train to the last step, or to an alarm that stops the run (`stopped`).
+
+        Returns:
+            The figures of the last evaluation, if there was one.
 
         Raises:
             DataError: disk full or not writable; the last checkpoint is whole.
@@ -144,8 +153,14 @@ class Trainer:
             found["timing_s/step"] = time.perf_counter() - began
             found |= {f"timing_s/{name}": value for name, value in self._seconds.items()}
             self._record(step, found, trajectories)
-            if self._is_due(step, recipe.checkpoint.every):
+            fired = self._watch.look(step, found, trajectories)
+            for alarm in fired:
+                self._listener.alarmed(alarm)
+            self.stopped = stopping(fired)
+            if self.stopped or self._is_due(step, recipe.checkpoint.every):
                 self._save()
+            if self.stopped:
+                break
         self._listener.finished(self.progress, evaluated)
         return evaluated
 
@@ -363,6 +378,10 @@ class Trainer:
 
     def _save(self) -> None:
         path = self._checkpoints.save(self._parts.trained, self.progress)
+        keep = self.recipe.tracking.keep_trajectories
+        if keep is not None:
+            # Steps after the newest checkpoint may be done again: rollouts count back from it.
+            self._run.drop_trajectories(self.progress.step - max(keep, self.recipe.alarms.keep))
         self._listener.saved(self.progress, path)
 
     @contextmanager

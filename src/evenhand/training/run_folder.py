@@ -4,6 +4,8 @@
     versions.json         packages, Python, machine, git revision
     metrics.jsonl         one line a step; step 0 is the evaluation before training
     trajectories/         step-000001.jsonl.gz: the credited rollouts of a step
+    alarms.jsonl          one line an alarm
+    alarms/step-000012/   the rollouts of the last steps before that alarm
     evaluations/          step-000050.jsonl.gz: the greedy rollouts of an evaluation
     checkpoints/          see `evenhand.training.checkpoint`
     tensorboard/          if TensorBoard is installed
@@ -103,6 +105,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def alarms(self) -> Path:
+        """One line an alarm."""
+        return self.path / "alarms.jsonl"
+
+    @property
+    def kept(self) -> Path:
+        """Folder of what alarms put aside."""
+        return self.path / "alarms"
+
+    @property
     def trajectories(self) -> Path:
         """Folder of rollouts."""
         return self.path / "trajectories"
@@ -152,34 +164,25 @@ class RunFolder:
     def rewind(self, step: int) -> None:
         """Drop what later steps than `step` left, and half lines; -1 drops everything."""
         with _plain_errors(f"run folder {self.path} cannot be written"):
-            lines = [json.dumps(row) for row in self.rows() if row["step"] <= step]
-            if self.metrics.exists():
-                with atomic_write(self.metrics) as file:
-                    file.writelines(line + "\n" for line in lines)
+            for table in (self.metrics, self.alarms):
+                lines = [json.dumps(row) for row in _whole_rows(table) if row["step"] <= step]
+                if table.exists():
+                    with atomic_write(table) as file:
+                        file.writelines(line + "\n" for line in lines)
             for folder in (self.trajectories, self.evaluations):
                 folder.mkdir(exist_ok=True)
                 for path in folder.iterdir():
-                    number = path.name.removeprefix("step-").split(".")[0]
-                    if path.name.startswith(".") or (number.isdigit() and int(number) > step):
+                    if path.name.startswith(".") or _step_of(path) > step:
                         path.unlink()
+            for path in self.kept.glob("*"):
+                if _step_of(path) > step:
+                    shutil.rmtree(path)
             if step < 0:
                 shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the whole lines of `metrics.jsonl`; a last line cut by a kill is left out."""
-        if not self.metrics.is_file():
-            return []
-        rows = []
-        for line in self.metrics.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-        return rows
+        return _whole_rows(self.metrics)
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the line of a step.
@@ -190,13 +193,75 @@ class RunFolder:
         with _plain_errors(f"{self.metrics} cannot be written"), self.metrics.open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
 
+    def write_alarms(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append alarms.
+
+        Raises:
+            DataError: they cannot be written.
+        """
+        with _plain_errors(f"{self.alarms} cannot be written"), self.alarms.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def keep(self, step: int, rollouts: Mapping[int, Sequence[Trajectory] | None]) -> None:
+        """Put rollouts of the last steps aside, under the step of an alarm.
+
+        Args:
+            step: of the alarm.
+            rollouts: by step; `None` copies the file that the step has left.
+
+        Raises:
+            DataError: they cannot be written.
+        """
+        folder = self.kept / f"step-{step:06d}"
+        with _plain_errors(f"{folder} cannot be written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, trajectories in rollouts.items():
+                name = _step_file(number)
+                if trajectories is not None:
+                    write_trajectories(folder / name, trajectories)
+                elif (self.trajectories / name).is_file():
+                    shutil.copyfile(self.trajectories / name, folder / name)
+
+    def drop_trajectories(self, step: int) -> None:
+        """Delete the rollouts of steps up to `step`."""
+        with _plain_errors(f"{self.trajectories} cannot be written"):
+            for path in self.trajectories.glob("step-*"):
+                if 0 <= _step_of(path) <= step:
+                    path.unlink()
+
     def write_trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Write the rollouts of a step; the file appears whole."""
-        write_trajectories(self.trajectories / f"step-{step:06d}.jsonl.gz", trajectories)
+        write_trajectories(self.trajectories / _step_file(step), trajectories)
 
     def write_evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Write the rollouts of the evaluation after a step; the file appears whole."""
-        write_trajectories(self.evaluations / f"step-{step:06d}.jsonl.gz", trajectories)
+        write_trajectories(self.evaluations / _step_file(step), trajectories)
+
+
+def _whole_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows
+
+
+def _step_file(step: int) -> str:
+    return f"step-{step:06d}.jsonl.gz"
+
+
+def _step_of(path: Path) -> int:
+    """Return the step in the name of a file or folder; -1 if it has none."""
+    number = path.name.removeprefix("step-").split(".")[0]
+    return int(number) if number.isdigit() else -1
 
 
 def versions() -> dict[str, Any]:

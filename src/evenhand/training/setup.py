@@ -18,7 +18,8 @@ from evenhand.training.recipes import differences, write_recipe
 from evenhand.training.run_folder import RunFolder
 from evenhand.training.sources import open_sources
 
-RESUMABLE = ("steps", "evaluation.", "checkpoint.", "tracking.", "model.device", "model.threads")
+RESUMABLE = ("steps", "evaluation.", "checkpoint.", "tracking.", "alarms.", "model.device",
+             "model.threads")  # fmt: skip
 """Keys (or their beginnings) that may change when a run is resumed: none touches what was done."""
 
 
