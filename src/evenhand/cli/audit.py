@@ -28,7 +28,7 @@ from evenhand.cli.common import (
 from evenhand.convert import open_trajectories
 from evenhand.credit import CreditRule, whole_groups
 from evenhand.diagnostics.audit import REFERENCE, Audit, AuditCollector
-from evenhand.diagnostics.findings import Level, number, percent, plain
+from evenhand.diagnostics.findings import Level, language_rows, number, percent, plain
 from evenhand.diagnostics.intervals import Estimate
 from evenhand.errors import SingleMemberGroupsWarning
 from evenhand.files import check_output
@@ -82,10 +82,15 @@ def show(result: Audit, out: Console) -> None:
     """Print an audit."""
     _overview(result, out)
     _strata(result, out)
+    _language(result, out)
     _estimators(result, out)
     out.print("\nWhat stands out", style="bold")
     for finding in result.findings:
         out.print(Text.assemble(" ", _MARK[finding.level], f" {finding.text}"))
+    if result.alarms:
+        out.print("\nAlarms, had they watched these steps", style="bold")
+        for alarm in result.alarms:
+            out.print(f" ! {alarm.name} after step {alarm.step}: {alarm.message}", markup=False)
     if result.unknown:
         out.print("\nWhat these files cannot tell", style="bold")
         for note in result.unknown:
@@ -161,6 +166,17 @@ def _strata(result: Audit, out: Console) -> None:
         f"alone in their stratum: {percent(result.shape.lone)} rollouts; "
         f"without spread: {percent(result.shape.flat)} strata of two or more"
     )
+
+
+def _language(result: Audit, out: Console) -> None:
+    table = plain_table("", "")
+    table.show_header = False
+    table.columns[1].justify = "left"
+    table.columns[0].style = "bold"
+    for row in language_rows(result):
+        table.add_row(*row)
+    out.print()
+    out.print(table)
 
 
 def _estimators(result: Audit, out: Console) -> None:

@@ -74,7 +74,7 @@ class CollapseRule(_Rule):
         garbled: share of garbled policy segments.
         repetition: rise of the share of repeated 4-grams over normal.
         format: fall of the share of well-formed rollouts below its best window.
-        negative: negative over positive token mass of all credit.
+        negative: negative over positive token mass of the credit of searches, answers or all.
     """
 
     window: Window = 5
@@ -184,6 +184,13 @@ def replay(rows: Iterable[Figures], rules: AlarmRules | None = None) -> list[Ala
     alarms = Alarms(rules)
     return [alarm for row in rows if is_training_step(row)
             for alarm in alarms.update(int(row["step"]), row)]  # fmt: skip
+
+
+_LANGUAGE = ("actor/entropy", "language/garbled", "language/repetition", "rollouts/format_ok")
+_MASSES = {
+    f"credit/negative_to_positive/{kind}": label
+    for kind, label in (("all", "all segments"), ("answer", "answers"), ("search", "searches"))
+}
 
 
 def is_training_step(row: Figures) -> bool:
@@ -302,9 +309,11 @@ class _Collapse(_Watch):
         self._best_format = -math.inf
 
     def look(self) -> _Seen | None:
-        names = ("actor/entropy", "language/garbled", "language/repetition", "rollouts/format_ok",
-                 "credit/negative_to_positive/all")  # fmt: skip
-        now = {name: value for name in names if not math.isnan(value := self.mean(name))}
+        now = {
+            name: value
+            for name in (*_LANGUAGE, *_MASSES)
+            if not math.isnan(value := self.mean(name))
+        }
         for name, value in now.items():
             self._normal.setdefault(name, value)
         self._peak = max(self._peak, now.get("actor/entropy", -math.inf))
@@ -361,10 +370,11 @@ class _Collapse(_Watch):
         return f"{value:.1%} of the rollouts keep the format, after {self._best_format:.1%}"
 
     def _negative(self, now: Figures) -> str | None:
-        value = now.get("credit/negative_to_positive/all")
-        if value is None or value < self._rule.negative:
+        worst = max(_MASSES, key=lambda name: now.get(name, -math.inf))
+        value = now.get(worst, -math.inf)
+        if value < self._rule.negative:
             return None
-        return f"negative credit outweighs positive {value:.2f} times"
+        return f"negative credit is {value:.2f} times positive on {_MASSES[worst]}"
 
 
 class _DeadGroups(_Watch):

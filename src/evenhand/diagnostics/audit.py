@@ -25,6 +25,7 @@ from evenhand.credit import (
     concatenate,
     gather,
 )
+from evenhand.diagnostics.alarms import Alarm, replay
 from evenhand.diagnostics.credit import (
     GroupCounts,
     advantage_by_stratum,
@@ -37,6 +38,14 @@ from evenhand.diagnostics.credit import (
 )
 from evenhand.diagnostics.findings import Finding, find, unknowns
 from evenhand.diagnostics.intervals import Estimate, mean, proportion, share
+from evenhand.diagnostics.language import (
+    Language,
+    LanguageBatch,
+    concatenate_language,
+    gather_language,
+    language,
+)
+from evenhand.diagnostics.steps import REPLACED, gain_of_several, series
 from evenhand.diagnostics.strata import (
     BetweenStrata,
     StrataShape,
@@ -122,6 +131,11 @@ class Audit:
         strata: share and reward of each stratum.
         shape: lone members and flat strata.
         between: variance between strata beside its chance level.
+        gain: mean, over the groups that hold both, of the reward of rollouts with two or more
+            searches minus that of rollouts with fewer; `n` counts these groups.
+        language: what the policy wrote.
+        alarms: what would have fired, step after step, under the default rules; empty if the files
+            name fewer steps than a window has.
         silver_groups: share of groups that have silver documents.
         silver_size: `[groups with silver]` sorted sizes of the sets.
         step_scores: `[judged searches]` step scores of searches in groups with silver documents.
@@ -151,6 +165,9 @@ class Audit:
     strata: list[StratumRow]
     shape: StrataShape
     between: BetweenStrata
+    gain: Estimate
+    language: Language
+    alarms: list[Alarm]
     silver_groups: Estimate
     silver_size: FloatArray
     step_scores: FloatArray
@@ -168,6 +185,9 @@ class AuditCollector:
         """Start empty; `bridge` names the stratum and how evidence is computed."""
         self.bridge = bridge
         self._batches: list[CreditBatch] = []
+        self._columns: list[LanguageBatch] = []
+        self._advantage: list[float] = []
+        self._replaced: list[bool] = []
         self._stop_reasons: Counter[str] = Counter()
         self._units: Counter[str] = Counter()
         self._without_golds = 0
@@ -178,11 +198,18 @@ class AuditCollector:
         """Take in one batch of whole groups."""
         batch = gather(trajectories, self.bridge)
         self._batches.append(batch)
+        self._columns.append(gather_language(trajectories))
         self._keep_examples(list(trajectories), batch)
         for trajectory in trajectories:
             self._stop_reasons[trajectory.stop_reason.value] += 1
             self._units[str(trajectory.metadata.get("n_tokens_unit", "tokens"))] += 1
             self._without_golds += trajectory.golden_answers is None
+            self._replaced.append(bool(trajectory.metadata.get(REPLACED)))
+            self._advantage += [
+                math.nan if segment.advantage is None else segment.advantage
+                for segment in trajectory.segments
+                if segment.is_policy
+            ]
 
     def _keep_examples(self, trajectories: list[Trajectory], batch: CreditBatch) -> None:
         advantage = batch.advantage(self._reference)
@@ -205,6 +232,8 @@ class AuditCollector:
     def finish(self) -> Audit:
         """Compute the figures of everything that was added (at least one trajectory)."""
         batch = concatenate(self._batches)
+        columns = concatenate_language(self._columns)
+        gains = gain_of_several(batch)
         threshold = self.bridge.evidence.threshold
         scored = ~np.isnan(batch.rewards)
         rewards, group = batch.rewards[scored], batch.group[scored]
@@ -232,6 +261,17 @@ class AuditCollector:
             strata=stratum_rows(batch),
             shape=strata_shape(batch),
             between=between_strata(batch.rewards, batch.group, batch.strata()[1]),
+            gain=mean(gains, np.arange(len(gains))),
+            language=language(batch, columns),
+            alarms=replay(
+                series(
+                    batch,
+                    columns,
+                    np.array(self._advantage),
+                    np.array(self._replaced, dtype=bool),
+                    threshold=threshold,
+                )
+            ),
             silver_groups=proportion(int(has_silver.sum()), len(has_silver)),
             silver_size=np.sort(batch.silver_size[has_silver]).astype(np.float64),
             step_scores=batch.step_score[judged],

@@ -60,6 +60,33 @@ def plain(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.3g}"
 
 
+def language_rows(audit: Audit) -> list[tuple[str, str]]:
+    """Return what the policy wrote as names and texts."""
+    language = audit.language
+    unknown = "unknown: the files hold no log-probabilities"
+    has_logprobs = language.entropy.n > 0
+    return [
+        (
+            "entropy",
+            f"{number(language.entropy, 3)} nats a token, n {language.entropy.n:,} turns"
+            if has_logprobs
+            else unknown,
+        ),
+        ("garbled turns", f"{percent(language.garbled)} turns" if has_logprobs else unknown),
+        (
+            "repetition",
+            f"{number(language.repetition, 3)} of the 4-grams of a turn stand earlier in it, "
+            f"n {language.repetition.n:,} turns",
+        ),
+        ("duplicate queries", f"{percent(language.duplicate_queries)} searches"),
+        (
+            "several searches",
+            f"{number(audit.gain, 3)} more reward than fewer on the same question, "
+            f"n {audit.gain.n:,} groups with both",
+        ),
+    ]
+
+
 def find(audit: Audit) -> list[Finding]:
     """Return what stands out, the most important first."""
     rows = {row.name: row for row in audit.estimators}

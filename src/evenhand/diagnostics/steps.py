@@ -18,7 +18,7 @@ import numpy as np
 from evenhand.arrays import BoolArray, Dense, FloatArray, IntArray, dense, divide, size, total
 from evenhand.credit import NO_STEP, CreditBatch
 from evenhand.diagnostics.credit import group_counts, mass_by_kind, mis_penalised
-from evenhand.diagnostics.language import LanguageBatch, is_garbled
+from evenhand.diagnostics.language import LanguageBatch, is_garbled, select_language
 from evenhand.diagnostics.strata import between_strata, strata_shape
 from evenhand.trajectory import Kind, StopReason, Trajectory
 
@@ -47,7 +47,8 @@ def step_figures(
     """
     return (
         outcome_figures(trajectories)
-        | structure_figures(batch, threshold=threshold)
+        | group_figures(batch, threshold=threshold)
+        | strata_figures(batch)
         | search_figures(batch, advantage)
         | (credit_figures(batch, advantage) if advantage is not None else {})
         | language_figures(batch, columns)
@@ -68,7 +69,6 @@ def outcome_figures(trajectories: Sequence[Trajectory]) -> Figures:
     found: Figures = {
         "rollouts/n": n,
         "rollouts/unscored": n - len(rewards),
-        "rollouts/format_ok": float(np.mean([t.format_ok for t in trajectories])),
         "rollouts/environment_tokens": float((everything - policy).mean()),
         "response_length/mean": float(policy.mean()),
         "response_length/max": float(policy.max()),
@@ -87,18 +87,26 @@ def outcome_figures(trajectories: Sequence[Trajectory]) -> Figures:
     return found | {f"stop/{reason.value}": stops[reason] / n for reason in StopReason}
 
 
-def structure_figures(batch: CreditBatch, *, threshold: float = 0.7) -> Figures:
-    """Return what groups and strata look like, whatever the estimator."""
+def group_figures(batch: CreditBatch, *, threshold: float = 0.7) -> Figures:
+    """Return the groups by what outcome credit can learn from them."""
     groups = group_counts(batch, threshold=threshold)
-    between = between_strata(*_in_canonical_order(batch))
-    shape = strata_shape(batch)
-    return _finite({
+    found: Figures = {
         "groups/effective": groups.effective,
         "groups/too_easy": groups.too_easy,
         "groups/too_hard": groups.too_hard,
         "groups/lone": groups.lone,
         "groups/unscored": groups.unscored,
-        "groups/silver_size": float(batch.silver_size.mean()) if groups.total else math.nan,
+    }
+    if groups.total:
+        found["groups/silver_size"] = float(batch.silver_size.mean())
+    return found
+
+
+def strata_figures(batch: CreditBatch) -> Figures:
+    """Return how much reward lies between strata beside chance, and strata that teach nothing."""
+    between = between_strata(*_in_canonical_order(batch))
+    shape = strata_shape(batch)
+    return _finite({
         "strata/between": between.share,
         "strata/between_by_chance": between.expected,
         "strata/between_by_chance_low": between.low,
@@ -197,6 +205,8 @@ def language_figures(batch: CreditBatch, columns: LanguageBatch) -> Figures:
     surprise, tokens = columns.surprise[known], batch.n_tokens[known].astype(np.float64)
     ngrams, queries = int(columns.ngrams.sum()), int(columns.is_query.sum())
     found: Figures = {}
+    if len(batch.format_ok):
+        found["rollouts/format_ok"] = float(batch.format_ok.mean())
     if known.any():
         found["actor/entropy"] = float(surprise.sum() / tokens.sum())
         found["language/garbled"] = float(is_garbled(surprise, tokens).mean())
@@ -214,11 +224,38 @@ def _finite(figures: Mapping[str, float]) -> Figures:
 # --- the steps of a file --------------------------------------------------------------------------
 
 
-def by_step(batch: CreditBatch) -> Iterator[tuple[int, BoolArray]]:
-    """Yield every training step of a batch with the `[N]` mask of its rollouts, in order."""
+def series(
+    batch: CreditBatch,
+    columns: LanguageBatch,
+    advantage: FloatArray,
+    is_replaced: BoolArray,
+    *,
+    threshold: float = 0.7,
+) -> Iterator[Figures]:
+    """Yield the figures that alarms look at, for every training step that a batch names, in order.
+
+    Args:
+        batch: rollouts of any number of steps; those without a step are left out.
+        columns: what their policy wrote.
+        advantage: `[S]` credit as recorded, `nan` where it is not; a step without all of it has no
+            figures of credit.
+        is_replaced: `[N]` rollouts that were not trained on (`REPLACED`); they are left out.
+        threshold: the reward that counts as a success.
+    """
     for step in np.unique(batch.step).tolist():
-        if step != NO_STEP:
-            yield step, batch.step == step
+        rows = (batch.step == step) & ~is_replaced
+        if step == NO_STEP or not rows.any():
+            continue
+        segments = rows[batch.owner]
+        part, credit = select(batch, rows), advantage[segments]
+        known = None if np.isnan(credit).any() else credit
+        yield (
+            {"step": step, "rollouts/n": int(rows.sum())}
+            | group_figures(part, threshold=threshold)
+            | search_figures(part, known)
+            | (credit_figures(part, known) if known is not None else {})
+            | language_figures(part, select_language(columns, segments))
+        )
 
 
 def select(batch: CreditBatch, rows: BoolArray) -> CreditBatch:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evenhand.diagnostics.audit import Audit, EstimatorRow, Example
-from evenhand.diagnostics.findings import number, percent, plain
+from evenhand.diagnostics.findings import language_rows, number, percent, plain
 from evenhand.diagnostics.intervals import Estimate
 from evenhand.report.render import write_page
 from evenhand.report.svg import (
@@ -40,6 +40,7 @@ def write_audit_page(path: Path, audit: Audit, files: Sequence[str]) -> None:
         tiles=_tiles(audit),
         rows=_rows(audit),
         percent=percent,
+        language=language_rows(audit),
         unit=" and ".join(audit.units),
         examples=[_example(example) for example in audit.examples],
     )
