@@ -400,8 +400,8 @@ class _DeadGroups(_Watch):
                 "do yet, or the search engine or the format fails it"
             )
             remedy = (
-                "easier questions or a warm start; a reward that tells wrong rollouts apart (f1, "
-                "or the dense starter reward); more rollouts a question; rollout.filter_groups = "
+                "easier questions or a warm start; a reward that tells wrong rollouts apart (f1_plus, "
+                "starter); more rollouts a question; rollout.filter_groups = "
                 "true; read a few rollouts with evenhand audit"
             )
         return _Seen(
