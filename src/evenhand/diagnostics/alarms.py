@@ -400,9 +400,9 @@ class _DeadGroups(_Watch):
                 "do yet, or the search engine or the format fails it"
             )
             remedy = (
-                "easier questions or a warm start; a reward that tells wrong rollouts apart (f1_plus, "
-                "starter); more rollouts a question; rollout.filter_groups = "
-                "true; read a few rollouts with evenhand audit"
+                "easier questions or a warm start; a reward that tells wrong rollouts apart "
+                "(f1_plus, starter); more rollouts a question; rollout.filter_groups = true; read "
+                "a few rollouts with evenhand audit"
             )
         return _Seen(
             f"over the last {len(self._rows)} steps only {shares['effective']:.1%} of "
