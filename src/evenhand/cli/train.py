@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenhand.cli.common import Settings, console, plain_table
+from evenhand.cli.common import Settings, console
+from evenhand.cli.train_summary import Clock, show_family, show_summary
 from evenhand.errors import ConfigError, require
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe, recipe_to_toml
+from evenhand.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from evenhand.cli.train_display import PlainDisplay
@@ -69,7 +70,7 @@ def train(
     for seed in numbers:
         console().print(f"seed {seed}", style="bold")
         _run_seed(recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
-    _compare_seeds({seed: folder / f"seed-{seed}" for seed in numbers})
+    show_family([(seed, RunFolder.open(folder / f"seed-{seed}")) for seed in numbers])
 
 
 def _resume(path: Path, settings: list[str] | None) -> None:
@@ -93,6 +94,7 @@ def _run_seed(recipe: Recipe, folder: Path) -> None:
 
 
 def _run(trainer: Trainer, folder: Path) -> None:
+    clock = Clock.start()
     try:
         trainer.run()
     except KeyboardInterrupt:
@@ -100,7 +102,7 @@ def _run(trainer: Trainer, folder: Path) -> None:
         raise
     finally:
         trainer.close()
-    console().print(f"run folder: {folder}")
+    show_summary(RunFolder.open(folder), clock)
 
 
 def _seeds(text: str | None) -> list[int] | None:
@@ -132,24 +134,3 @@ def _display() -> PlainDisplay:
     from evenhand.cli.train_display import LiveDisplay, PlainDisplay
 
     return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
-
-
-def _compare_seeds(folders: Mapping[int, Path]) -> None:
-    """Print the first and the last evaluation of each seed."""
-    from evenhand.training.run_folder import RunFolder
-
-    table = plain_table("seed", "exact match before", "after", "searches before", "after")
-    for seed, folder in folders.items():
-        rows = [row for row in RunFolder.open(folder).rows() if "eval/exact_match" in row]
-        if rows:
-            table.add_row(str(seed), *_cells(rows[0], rows[-1]))
-    if table.row_count:
-        console().print(table)
-
-
-def _cells(first: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
-    return [
-        f"{row[f'eval/{name}']:.3f}"
-        for name in ("exact_match", "searches")
-        for row in (first, last)
-    ]
