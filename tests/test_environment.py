@@ -172,7 +172,7 @@ def test_a_failed_search_ends_the_episode_and_leaves_it_unscored(
         (Document("1", None, "t"), "title is no text: None"),  # type: ignore[arg-type]
         (Document("1", "T", b"t"), "text is no text"),  # type: ignore[arg-type]
         (Document(True, "T", "t"), "id is no text"),  # type: ignore[arg-type]
-        (Document("", "T", "t"), "empty id"),
+        (Document("", "T", "t"), "id is empty"),
     ],
 )
 def test_a_document_with_an_unusable_field_is_a_failed_search(

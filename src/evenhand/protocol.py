@@ -10,10 +10,12 @@ for actions, so nothing in a passage can act.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 SEARCH_OPEN, SEARCH_CLOSE = "<search>", "</search>"
@@ -71,6 +73,36 @@ class Document:
     title: str
     text: str
     score: float | None = None
+
+
+def usable_document(document: Any) -> Document:
+    """Return a document whose fields have the types that every later reader relies on.
+
+    A score of another number type becomes a float, and a whole number as id its text. A document
+    that is right already is returned as it is.
+
+    Raises:
+        ValueError: an id, title or text that is no text, an empty id, or a score that is no finite
+            number; the message continues "a document whose ...".
+    """
+    name, score = document.id, document.score
+    if not isinstance(name, str) and not isinstance(name, bool) and hasattr(name, "__index__"):
+        name = str(int(name))
+    for field, value in (("id", name), ("title", document.title), ("text", document.text)):
+        if not isinstance(value, str):
+            raise ValueError(f"{field} is no text: {value!r:.40}")
+    if not name:
+        raise ValueError("id is empty; an id tells passages apart")
+    if score is not None and type(score) is not float:
+        try:
+            score = float(score)
+        except (TypeError, ValueError, OverflowError):
+            score = math.nan
+    if score is not None and not math.isfinite(score):
+        raise ValueError(f"score is no finite number: {document.score!r:.40}")
+    if name is document.id and score is document.score and type(document) is Document:
+        return document
+    return Document(name, document.title, document.text, score)
 
 
 def first_action(text: str) -> Action | None:

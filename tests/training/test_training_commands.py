@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,9 @@ import pytest
 from tiny import settings
 
 from evenhand.cli import main
+from evenhand.cli.train_summary import Clock, show_summary
 from evenhand.training.recipes import recipe_from, write_recipe
+from evenhand.training.run_folder import RunFolder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -58,8 +62,32 @@ def test_train_echoes_the_recipe_and_prints_a_line_a_step(
     assert "evaluation after step 0: exact match" in out
     assert "  1 hops: exact match" in out
     assert "evaluation after step 2: exact match" in out
+    assert re.search(r"^took: \d+ s on the clock, \d+ CPU seconds$", out, re.MULTILINE)
     assert f"run folder: {tmp_path / 'o'}" in out
     assert "lr = 0.003" in (tmp_path / "o" / "recipe.toml").read_text()
+
+
+def test_a_run_ends_with_what_changed_on_the_held_out_questions(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_summary(RunFolder.open(run), Clock.start())
+    out = capsys.readouterr().out
+    sides = [run / "evaluations" / f"step-00000{step}.jsonl.gz" for step in (0, 2)]
+    assert main(["compare", *map(str, sides), "--metric", "exact_match"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if re.match("questions", line)]
+    assert len(rows) > 2
+    assert all(row in out.splitlines() for row in rows)
+
+
+def test_a_damaged_evaluation_costs_the_comparison_only(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / "evaluations" / "step-000002.jsonl.gz").write_bytes(b"{")
+    show_summary(RunFolder.open(copy), Clock.start())
+    captured = capsys.readouterr()
+    assert "warning: no comparison of evaluations: " in captured.err
+    assert f"run folder: {copy}" in captured.out
 
 
 def test_a_misspelt_key_ends_before_a_folder_is_made(
@@ -106,7 +134,10 @@ def test_seeds_make_one_family_that_goes_on_where_it_was(
     arguments = ["train", str(recipe), "--seeds", "0,1", "--out", str(tmp_path / "family")]
     assert main(arguments) == 0
     assert sorted(p.name for p in (tmp_path / "family").iterdir()) == ["seed-0", "seed-1"]
-    assert "exact match before" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", line)]
+    assert len(lines) == 2
+    assert "median gain in exact match over 2 seeds: " in out
     first = (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes()
     assert main(arguments) == 0
     assert (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes() == first

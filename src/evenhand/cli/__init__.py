@@ -18,6 +18,7 @@ from evenhand.cli import data, search, world
 from evenhand.cli.ask import ask
 from evenhand.cli.audit import audit
 from evenhand.cli.common import printable
+from evenhand.cli.compare import compare_command
 from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command()(ask)
 app.command()(audit)
+app.command("compare")(compare_command)
 app.command()(convert)
 app.command()(credit)
 app.command()(estimators)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenhand.cli.common import Settings, console, plain_table
+from evenhand.cli.common import Settings, console
+from evenhand.cli.train_summary import Clock, show_family, show_summary
 from evenhand.errors import ConfigError, require
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe, recipe_to_toml
+from evenhand.training.run_folder import RunFolder
 
 STOPPED_BY_ALARM = 3
 """Exit code of a run that an alarm with the action `stop` ended."""
@@ -74,7 +75,7 @@ def train(
     for seed in numbers:
         console().print(f"seed {seed}", style="bold")
         any_stopped |= _run_seed(recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
-    _compare_seeds({seed: folder / f"seed-{seed}" for seed in numbers})
+    show_family([(seed, RunFolder.open(folder / f"seed-{seed}")) for seed in numbers])
     _exit_if(any_stopped)
 
 
@@ -84,7 +85,6 @@ def _exit_if(is_stopped: bool) -> None:
 
 
 def _resume(path: Path, settings: list[str] | None) -> bool:
-    from evenhand.training.run_folder import RunFolder
     from evenhand.training.setup import resumed_trainer
 
     recipe = None
@@ -104,6 +104,7 @@ def _run_seed(recipe: Recipe, folder: Path) -> bool:
 
 def _run(trainer: Trainer, folder: Path) -> bool:
     """Run it and return whether an alarm ended it."""
+    clock = Clock.start()
     try:
         trainer.run()
     except KeyboardInterrupt:
@@ -111,7 +112,7 @@ def _run(trainer: Trainer, folder: Path) -> bool:
         raise
     finally:
         trainer.close()
-    console().print(f"run folder: {folder}")
+    show_summary(RunFolder.open(folder), clock)
     if trainer.stopped is None:
         return False
     console(err=True).print(
@@ -152,24 +153,3 @@ def _display() -> PlainDisplay:
     from evenhand.cli.train_display import LiveDisplay, PlainDisplay
 
     return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
-
-
-def _compare_seeds(folders: Mapping[int, Path]) -> None:
-    """Print the first and the last evaluation of each seed."""
-    from evenhand.training.run_folder import RunFolder
-
-    table = plain_table("seed", "exact match before", "after", "searches before", "after")
-    for seed, folder in folders.items():
-        rows = [row for row in RunFolder.open(folder).rows() if "eval/exact_match" in row]
-        if rows:
-            table.add_row(str(seed), *_cells(rows[0], rows[-1]))
-    if table.row_count:
-        console().print(table)
-
-
-def _cells(first: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
-    return [
-        f"{row[f'eval/{name}']:.3f}"
-        for name in ("exact_match", "searches")
-        for row in (first, last)
-    ]

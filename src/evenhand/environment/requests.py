@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from numbers import Integral
+from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evenhand.errors import DataError, RetrievalError
-from evenhand.protocol import STOP_TAGS, Document
+from evenhand.protocol import STOP_TAGS, Document, usable_document
 from evenhand.trajectory import Trajectory, golden_answers
 
 IntArray = NDArray[np.int64]
@@ -109,9 +107,7 @@ def checked_token_ids(values: ArrayLike, name: str) -> IntArray:
 
 
 def checked_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
-    """Return documents whose fields have the types that every later reader relies on.
-
-    A score of another number type becomes a float, and a whole number as id its text.
+    """Return documents as `protocol.usable_document` makes them.
 
     Raises:
         DataError: something other than documents; programs, not passages, cause this.
@@ -125,26 +121,12 @@ def _checked_document(document: Document, at: int) -> Document:
     if not isinstance(document, Document):
         raise DataError("a search must return evenhand.protocol.Document objects, got "
                         f"{document!r:.60}")  # fmt: skip
-    identity: Any = document.id
-    if not isinstance(identity, bool) and isinstance(identity, Integral):
-        identity = str(int(identity))
-    for name, value in (("id", identity), ("title", document.title), ("text", document.text)):
-        if not isinstance(value, str):
-            raise RetrievalError(f"the search returned a document (number {at + 1}) whose {name} "
-                                 f"is no text: {value!r:.40}")  # fmt: skip
-    if not identity:
-        raise RetrievalError(f"the search returned a document (number {at + 1}) with an empty id; "
-                             "an id tells passages apart")  # fmt: skip
-    score = document.score
-    if score is not None:
-        try:
-            score = float(score)
-        except (TypeError, ValueError, OverflowError):
-            score = math.nan
-        if not math.isfinite(score):
-            raise RetrievalError(f"the search returned a document (number {at + 1}) whose score is "
-                                 f"no finite number: {document.score!r:.40}")  # fmt: skip
-    return replace(document, id=identity, score=score)
+    try:
+        return usable_document(document)
+    except ValueError as error:
+        raise RetrievalError(
+            f"the search returned a document (number {at + 1}) whose {error}"
+        ) from error
 
 
 def checked_labels(labels: Labels) -> dict[str, Any]:

@@ -6,14 +6,13 @@ that no back end writes those rules again.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from evenhand.errors import ConfigError, DataError, EvenhandError, RetrievalError
-from evenhand.protocol import Document, valid_unicode
+from evenhand.protocol import Document, usable_document, valid_unicode
 
 Progress = Callable[[str, int, int], None]
 """`(stage, done, total)`: told now and then during long work."""
@@ -159,28 +158,12 @@ def clean_result(result: object) -> SearchResult:
     if result.error is not None:
         return SearchResult(error=str(result.error))
     try:
-        documents = tuple([_clean_document(document) for document in result.documents])
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        documents = tuple([usable_document(document) for document in result.documents])
+    except ValueError as error:
+        return SearchResult(error=f"the retriever gave an unusable document, whose {error}")
+    except (TypeError, AttributeError) as error:
         return SearchResult(error=f"the retriever gave an unusable document: {error}")
     return SearchResult(documents)
-
-
-def _clean_document(document: Any) -> Document:
-    name, score = document.id, document.score
-    if not isinstance(name, str):
-        if isinstance(name, bool) or not hasattr(name, "__index__"):
-            raise ValueError(f"the id {name!r} is neither text nor a whole number")
-        name = str(int(name))
-    if not (isinstance(document.title, str) and isinstance(document.text, str)):
-        raise ValueError(f"title or text of {name!r} is no string")
-    if score is None:
-        return document if name is document.id else Document(name, document.title, document.text)
-    number = score if type(score) is float else float(score)
-    if not math.isfinite(number):
-        raise ValueError(f"the score {score!r} of {name!r} is not finite")
-    if name is document.id and number is score:
-        return document  # type: ignore[no-any-return]
-    return Document(name, document.title, document.text, number)
 
 
 def ranked(documents: Iterable[Document], k: int) -> tuple[Document, ...]:

@@ -124,6 +124,16 @@ class RunFolder:
         """Folder of the rollouts of evaluations."""
         return self.path / "evaluations"
 
+    def evaluation_path(self, step: int) -> Path:
+        """File of the rollouts of the evaluation after a step."""
+        return self.evaluations / _step_file(step)
+
+    def evaluated_steps(self) -> list[int]:
+        """Return the steps after which the policy was evaluated, rising."""
+        names = [path.name for path in self.evaluations.glob("step-*.jsonl.gz")]
+        numbers = [name.removeprefix("step-").removesuffix(".jsonl.gz") for name in names]
+        return sorted(int(number) for number in numbers if number.isdigit())
+
     @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
@@ -235,7 +245,7 @@ class RunFolder:
 
     def write_evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Write the rollouts of the evaluation after a step; the file appears whole."""
-        write_trajectories(self.evaluations / _step_file(step), trajectories)
+        write_trajectories(self.evaluation_path(step), trajectories)
 
 
 def _whole_rows(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,137 @@
+"""What `evenhand train` says at the end of a run: what changed, what it cost, where things are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from rich.console import Console
+
+from evenhand.cli.common import console, plain_table
+from evenhand.cli.compare import LEGEND, rich_table
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import Comparison, compare
+from evenhand.evaluation.tables import comparison_tables, coverage_line
+from evenhand.training.run_folder import RunFolder
+from evenhand.trajectory import read_trajectories
+
+_METRICS = ("exact_match", "searches")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When work began: `Clock.start()`, later `clock.text()`.
+
+    Attributes:
+        wall: seconds of the machine's clock.
+        cpu: seconds that this process has computed on all its threads.
+    """
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def start(cls) -> Clock:
+        """Return the time now."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def text(self) -> str:
+        """Return how long it took."""
+        wall = time.perf_counter() - self.wall
+        return f"{_minutes(wall)} on the clock, {time.process_time() - self.cpu:.0f} CPU seconds"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The first and the last evaluation of a run, question by question.
+
+    Attributes:
+        first: step of the first.
+        last: step of the last.
+        comparison: exact match and searches, last minus first.
+    """
+
+    first: int
+    last: int
+    comparison: Comparison
+
+
+def change_of(run: RunFolder) -> Change | None:
+    """Compare the first evaluation of a run with its last; `None` if there are no two.
+
+    Raises:
+        EvenhandError: a file of theirs is damaged.
+    """
+    steps = run.evaluated_steps()
+    if len(steps) < 2:
+        return None
+    sides = [read_trajectories(run.evaluation_path(step)) for step in (steps[0], steps[-1])]
+    found = compare(*sides)
+    rows = tuple(row for row in found.rows if row.metric in _METRICS)
+    return Change(steps[0], steps[-1], replace(found, rows=rows))
+
+
+def show_summary(run: RunFolder, clock: Clock) -> None:
+    """Print what changed, the cost of this process, and where the run is."""
+    screen = console()
+    try:
+        change = change_of(run)
+        if change is not None:
+            _show_change(screen, change)
+    except EvenhandError as error:
+        # The run itself is whole: what cannot be compared must not look like a failed training.
+        console(err=True).print(f"warning: no comparison of evaluations: {error}", style="yellow")
+    screen.print(f"took: {clock.text()}")
+    screen.print(f"run folder: {run.path}", soft_wrap=True)
+
+
+def _show_change(screen: Console, change: Change) -> None:
+    screen.print()
+    screen.print(
+        f"held-out questions before (A, step {change.first}) and after (B, step {change.last}): "
+        f"{coverage_line(change.comparison)}",
+        soft_wrap=True,
+    )
+    for table in comparison_tables(change.comparison, narrow=True):
+        screen.print()
+        screen.print(rich_table(table))
+    screen.print()
+    screen.print(LEGEND)
+
+
+def show_family(runs: Sequence[tuple[int, RunFolder]]) -> None:
+    """Print one line a seed: exact match and searches before and after, with the paired interval.
+
+    And the median over seeds.
+    """
+    table = plain_table("seed", "exact match", "after", "paired difference [95 %]", "n", "searches",
+                        "after")  # fmt: skip
+    gains = []
+    for seed, run in runs:
+        change = change_of(run)
+        if change is None:
+            continue
+        exact, searches = (change.comparison.of(metric) for metric in _METRICS)
+        gains.append(exact.difference.value)
+        difference = exact.difference
+        table.add_row(
+            str(seed),
+            f"{exact.first:.3f}",
+            f"{exact.second:.3f}",
+            f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]",
+            f"{difference.n:,}",
+            f"{searches.first:.2f}",
+            f"{searches.second:.2f}",
+        )
+    if not gains:
+        return
+    screen = console()
+    screen.print()
+    screen.print(table)
+    screen.print(f"median gain in exact match over {len(gains)} seeds: {median(gains):+.3f}")
