@@ -18,6 +18,7 @@ from evenhand.cli import main
 from evenhand.cli.train_summary import Clock, show_summary
 from evenhand.training.recipes import recipe_from, write_recipe
 from evenhand.training.run_folder import RunFolder
+from evenhand.trajectory import read_trajectories
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -258,6 +259,8 @@ def expect_kills_change_nothing(
     assert [row["step"] for row in rows] == list(range(steps + 1))
     names = sorted(path.name for path in (run / "trajectories").iterdir())
     assert names == [f"step-{step:06d}.jsonl.gz" for step in range(1, steps + 1)]
+    ids = [t.id for name in names for t in read_trajectories(run / "trajectories" / name)]
+    assert len(ids) == len(set(ids)) == 8 * steps
     for folder in ("trajectories", "evaluations"):
         files = [sorted((side / folder).iterdir()) for side in (whole, run)]
         assert [path.name for path in files[0]] == [path.name for path in files[1]]
@@ -270,6 +273,7 @@ def expect_kills_change_nothing(
 def test_kill_9_and_resume_give_the_weights_of_an_uninterrupted_run(
     tiny_world: Path, tmp_path: Path
 ) -> None:
+    # PeterGriffinJin/Search-R1 #36, #86, #120, #136: no way to resume an interrupted run.
     hit, inside = expect_kills_change_nothing(tiny_world, tmp_path, steps=3, kills=4, seed=1)
     assert hit >= 2
     assert inside >= 1
