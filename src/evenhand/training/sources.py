@@ -15,7 +15,7 @@ from evenhand.plugins import did_you_mean, load_object
 from evenhand.prompts import Notices
 from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, Retriever, open_retriever
-from evenhand.rollout import SearchEnvironment
+from evenhand.rollout import SearchEnvironment, Searcher
 from evenhand.training.config import Recipe
 
 WORLD = "world"
@@ -79,7 +79,7 @@ def open_sources(recipe: Recipe) -> Sources:
             f"{len(train)} training questions are fewer than a step takes (rollout.questions is "
             f"{recipe.rollout.questions}); lower it or give more questions"
         )
-    environment = _environment(recipe, searched)
+    environment = environment_of(recipe, searched)
     if data.evaluate is None:
         return Sources(train, environment, (), environment)
     held_out, searched = _part(recipe, data.evaluate, "evaluate", retriever)
@@ -102,7 +102,7 @@ def open_held_out(recipe: Recipe) -> tuple[Sequence[Question], SearchEnvironment
         raise ConfigError("data.evaluate is not set, so there is nothing to evaluate on")
     retriever = _common_retriever(recipe)
     questions, searched = _part(recipe, recipe.data.evaluate, "evaluate", retriever)
-    return questions, _environment(recipe, searched)
+    return questions, environment_of(recipe, searched)
 
 
 def open_environment(recipe: Recipe) -> SearchEnvironment:
@@ -114,10 +114,16 @@ def open_environment(recipe: Recipe) -> SearchEnvironment:
     retriever = _common_retriever(recipe)
     if retriever is None:
         retriever = _part(recipe, WORLD, "evaluate", None)[1]
-    return _environment(recipe, retriever)
+    return environment_of(recipe, retriever)
 
 
-def _environment(recipe: Recipe, retriever: Retriever) -> SearchEnvironment:
+def held_out_world(recipe: Recipe) -> Any:
+    """Return the toy world that a recipe evaluates on (`evenhand.world.World`)."""
+    return _world(recipe, "evaluate")[0]
+
+
+def environment_of(recipe: Recipe, retriever: Searcher) -> SearchEnvironment:
+    """Return rules and prompt of a recipe around a search engine."""
     return SearchEnvironment(
         retriever=retriever,
         k=recipe.retrieval.documents,
