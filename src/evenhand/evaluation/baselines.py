@@ -26,6 +26,7 @@ from evenhand.rollout import (
     leaves_room,
     new_episode,
 )
+from evenhand.rollout.text import TextTokenizer, as_text_only
 from evenhand.trajectory import Trajectory
 
 DIRECT_TEXT = (
@@ -190,7 +191,8 @@ class GivenPassages:
         episode.fail(error)
         request = episode.next()
         assert isinstance(request, Done)
-        return request.trajectory
+        is_text = isinstance(self.agent.policy.tokenizer, TextTokenizer)
+        return as_text_only(request.trajectory) if is_text else request.trajectory
 
 
 def retrieve_once(agent: PolicyAnswerer) -> GivenPassages:

@@ -24,6 +24,7 @@ from evenhand.rollout import (
     collect,
     leaves_room,
 )
+from evenhand.rollout.text import TextTokenizer, as_text_only
 from evenhand.trajectory import StopReason, Trajectory
 
 TOO_LONG = "prompt too long"
@@ -72,9 +73,12 @@ class PolicyAnswerer:
     ) -> list[Trajectory]:
         """See `Answerer`."""
         with self.context():
-            return collect(
+            rollouts = collect(
                 questions, self.policy, self.environment, sampling=self.sampling, progress=progress
             )
+        if isinstance(self.policy.tokenizer, TextTokenizer):
+            return [as_text_only(rollout) for rollout in rollouts]
+        return rollouts
 
 
 @dataclass(frozen=True, slots=True)

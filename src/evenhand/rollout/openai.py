@@ -2,7 +2,7 @@
 
 Works with `/v1/completions` of vLLM, SGLang, llama.cpp and their like. Several turns are in flight
 at a time; results keep their order. For evaluations: what comes back is text, so rollouts carry no
-token ids and no log-probabilities (see `TextTokenizer`), and cannot be trained on.
+token ids and no log-probabilities (`evenhand.rollout.text`), and cannot be trained on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -26,53 +24,13 @@ from evenhand.protocol import ANSWER_CLOSE, ANSWER_OPEN, SEARCH_CLOSE, SEARCH_OP
 from evenhand.retrieval.base import check_count
 from evenhand.retrieval.http import Budget, FaultKind, HttpFault, HttpSettings, JsonClient, run
 from evenhand.rollout.policy import RowKey, SampledTurn, Sampling, Stop, TurnRequest, check_request
-from evenhand.trajectory import Trajectory
+from evenhand.rollout.text import TextTokenizer
 
 SCHEME = "openai:"
 KEY_VARIABLES = ("EVENHAND_API_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the key of the server; the first that is set counts."""
 
-PIECES = "pieces"
-"""Unit of `n_tokens` where the tokens of the server are not known."""
-
-_PIECE = re.compile(r" ?[^\W\d_]{1,6}| ?\d{1,3}|\s+|.", re.DOTALL)
 _OPENINGS = {SEARCH_CLOSE: SEARCH_OPEN, ANSWER_CLOSE: ANSWER_OPEN}
-
-
-class TextTokenizer:
-    """Text as numbers without the tokenizer of a model: an id a piece, given when first seen.
-
-    A piece is up to six letters or three digits with the blank before them, a run of white space,
-    or any other character: about as long as a token of English. Decoding gives the text back
-    exactly; limits in tokens hold about.
-    """
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-        self._pieces: list[str] = []
-        self._lock = Lock()
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-        with self._lock:
-            return [self._id(piece) for piece in _PIECE.findall(text)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids."""
-        return "".join(self._pieces[at] for at in ids)
-
-    def _id(self, piece: str) -> int:
-        if piece not in self._ids:
-            self._ids[piece] = len(self._pieces)
-            self._pieces.append(piece)
-        return self._ids[piece]
-
-
-def as_text_only(trajectory: Trajectory) -> Trajectory:
-    """Return a rollout without token ids and log-probabilities, its lengths marked as pieces."""
-    segments = tuple(replace(s, token_ids=None, logprobs=None) for s in trajectory.segments)
-    metadata = {**trajectory.metadata, "n_tokens_unit": PIECES}
-    return replace(trajectory, segments=segments, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +226,7 @@ class CompletionsSession:
             nothing = np.zeros(0, dtype=np.int64)
             return SampledTurn(turn.key, nothing, np.zeros(0), Stop.EOS, error=completion)
         ids = np.array(self._policy.tokenizer.encode(completion.text), dtype=np.int64)
-        stop = completion.stop
-        if len(ids) > turn.max_tokens and stop is not Stop.LENGTH:
-            # The server's tokens were longer than our pieces; its bound was kept, so the turn is.
-            ids, stop = ids[: turn.max_tokens], Stop.LENGTH
-        return SampledTurn(turn.key, ids, np.zeros(len(ids)), stop)
+        return SampledTurn(turn.key, ids, np.zeros(len(ids)), completion.stop)
 
 
 def _seed(seed: int, turn: TurnRequest) -> int:
