@@ -22,6 +22,7 @@ from evenhand.cli.compare import compare_command
 from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
+from evenhand.cli.eval import eval_command
 from evenhand.cli.export import export
 from evenhand.cli.train import train
 from evenhand.errors import EvenhandError
@@ -45,6 +46,7 @@ app.command("compare")(compare_command)
 app.command()(convert)
 app.command()(credit)
 app.command()(estimators)
+app.command("eval")(eval_command)
 app.command()(export)
 app.command()(train)
 app.add_typer(data.app, name="data")
