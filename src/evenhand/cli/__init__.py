@@ -21,6 +21,7 @@ from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
 from evenhand.cli.export import export
+from evenhand.cli.report import report
 from evenhand.cli.train import train
 from evenhand.errors import EvenhandError
 
@@ -43,6 +44,7 @@ app.command()(convert)
 app.command()(credit)
 app.command()(estimators)
 app.command()(export)
+app.command()(report)
 app.command()(train)
 app.add_typer(data.app, name="data")
 app.add_typer(search.app, name="search")
