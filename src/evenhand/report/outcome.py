@@ -50,7 +50,10 @@ def before_after(family: Family) -> list[BeforeAfter]:
     Several seeds: means over seeds with their intervals. One run: Wilson intervals for exact
     match, and a change paired by question where the run folder holds both evaluations' rollouts.
     """
-    pairs = [(run, rows[0], rows[-1]) for run in family.runs if (rows := run.evaluations())]
+    evaluated = [(run, rows) for run in family.runs if (rows := run.evaluations())]
+    # A seed that has only been evaluated once has no "after": it would count as no change.
+    twice = [(run, rows) for run, rows in evaluated if len(rows) > 1]
+    pairs = [(run, rows[0], rows[-1]) for run, rows in twice or evaluated]
     if not pairs:
         return []
     hops = sorted({_hops(key) for _, _, row in pairs for key in row if key.startswith(BY_HOPS)})
@@ -82,12 +85,24 @@ def _one(
     if len(pairs) > 1:
         firsts, lasts = [p[1][key] for p in pairs], [p[2][key] for p in pairs]
         moved = [b - a for a, b in zip(firsts, lasts, strict=True)]
-        return BeforeAfter(name, n, over_seeds(firsts), over_seeds(lasts), over_seeds(moved))
+        bounds = (0.0, 1.0) if _is_share(key) else (-math.inf, math.inf)
+        before, after = _inside(over_seeds(firsts), *bounds), _inside(over_seeds(lasts), *bounds)
+        return BeforeAfter(name, n, before, after, over_seeds(moved))
     run, first, last = pairs[0]
     change = Estimate(last[key] - first[key], math.nan, math.nan, n)
     if key == "eval/exact_match" and first is not last:
         change = _paired(run, int(first["step"]), int(last["step"])) or change
     return BeforeAfter(name, n, _of_one(first, key, n_key), _of_one(last, key, n_key), change)
+
+
+def _is_share(key: str) -> bool:
+    return key.endswith(("exact_match", "/f1", "/format_ok"))
+
+
+def _inside(estimate: Estimate, low: float, high: float) -> Estimate:
+    """Cut an interval at the ends of what is possible; `nan` stays."""
+    ends = np.clip([estimate.low, estimate.high], low, high)
+    return Estimate(estimate.value, float(ends[0]), float(ends[1]), estimate.n)
 
 
 def _of_one(row: Mapping[str, float], key: str, n_key: str) -> Estimate:
