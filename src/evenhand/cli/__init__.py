@@ -23,6 +23,7 @@ from evenhand.cli.estimators import estimators
 from evenhand.cli.export import export
 from evenhand.cli.report import report
 from evenhand.cli.train import train
+from evenhand.cli.view import view
 from evenhand.errors import EvenhandError
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -46,6 +47,7 @@ app.command()(estimators)
 app.command()(export)
 app.command()(report)
 app.command()(train)
+app.command()(view)
 app.add_typer(data.app, name="data")
 app.add_typer(search.app, name="search")
 app.add_typer(world.app, name="world")
