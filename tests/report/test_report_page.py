@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_builder import group, write_alarms, write_results, write_run
 
 from evenhand.cli import main
 from evenhand.errors import DataError
@@ -21,6 +20,7 @@ from evenhand.report.run_page import write_run_report
 from evenhand.report.runs import State, families, find_runs, read_run
 from evenhand.report.strata import curves, read_rollouts
 from evenhand.trajectory import write_trajectories
+from run_builder import group, write_alarms, write_results, write_run
 
 
 @pytest.fixture

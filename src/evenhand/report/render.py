@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from evenhand import __version__
 from evenhand.files import atomic_write
 
 
+@cache
 def environment() -> Environment:
-    """Return the environment that every page uses."""
+    """Return the environment that every page uses; templates are compiled once."""
     made = Environment(
         loader=PackageLoader("evenhand.report"),
         autoescape=True,

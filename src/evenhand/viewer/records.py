@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,6 +14,7 @@ from evenhand.protocol import first_action
 from evenhand.trajectory import SCHEMA
 
 _STEP = re.compile(r"step-(\d+)")
+_LARGEST = 2**53
 MAX_TEXT = 20_000
 """Characters of a rollout that a search for text looks at."""
 
@@ -76,7 +78,14 @@ def record(line: bytes, file_name: str) -> Record:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise NotARolloutError("no trajectory")
         return _record(data, file_name)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise NotARolloutError(str(error)) from None
 
 
@@ -84,7 +93,7 @@ def _record(data: Mapping[str, Any], file_name: str) -> Record:
     segments = data["segments"]
     kinds = [segment["kind"] for segment in segments]
     mine = [s for s in segments if s["source"] == "policy"]
-    values = [s["advantage"] for s in mine if s.get("advantage") is not None]
+    values = [_number(s["advantage"]) for s in mine if s.get("advantage") is not None]
     answer = next((s["text"] for s in reversed(mine) if s["kind"] == "answer"), "")
     action = first_action(answer)
     step = data.get("step")
@@ -94,23 +103,41 @@ def _record(data: Mapping[str, Any], file_name: str) -> Record:
     text = "\n".join([data["question"], *(s["text"] for s in mine), *titles, data["id"]])
     reward = data["reward"]
     return Record(
-        id=str(data["id"]),
-        grp=str(data["group"]),
-        step=None if step is None else int(step),
-        question=str(data["question"]),
-        dataset=str(data.get("dataset") or ""),
-        hops=data.get("hops"),
-        reward=None if reward is None else float(reward),
+        id=clean(str(data["id"])),
+        grp=clean(str(data["group"])),
+        step=_whole(step),
+        question=clean(data["question"]),
+        dataset=clean(str(data.get("dataset") or "")),
+        hops=_whole(data.get("hops")),
+        reward=None if reward is None else _number(reward),
         searches=sum(pair == ("search", "information") for pair in pairwise(kinds)),
         format_ok=int(bool(data["format_ok"])),
-        stop=str(data["stop_reason"]),
-        tokens=sum(int(s["n_tokens"]) for s in mine),
+        stop=clean(str(data["stop_reason"])),
+        tokens=_whole(sum(int(s["n_tokens"]) for s in mine)) or 0,
         advantage=max(values, key=abs, default=None),
         punished=sum((s.get("step_score") or 0) > 0 > (s.get("advantage") or 0) for s in mine),
         answer=clean(action.content if action else "")[:200],
-        strip=" ".join(f"{s['n_tokens']}:{s.get('advantage') or 0:.3g}" for s in mine),
+        strip=" ".join(
+            f"{int(s['n_tokens'])}:{_number(s.get('advantage') or 0):.3g}" for s in mine
+        ),
         text=clean(text)[:MAX_TEXT],
     )
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise NotARolloutError("a number is not finite")
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    if value is None:
+        return None
+    number = int(value)
+    if abs(number) >= _LARGEST:
+        raise NotARolloutError("a number is too large")
+    return number
 
 
 def clean(text: str) -> str:

@@ -57,7 +57,8 @@ class Sources:
         for path in paths:
             try:
                 status = path.stat()
-            except OSError:  # gone since it was listed
+                str(path).encode()
+            except (OSError, UnicodeEncodeError):  # gone since it was listed, or no name in UTF-8
                 continue
             found.append(SourceFile(path, self._name(path), status.st_size, status.st_mtime_ns))
         return found
