@@ -24,7 +24,9 @@ from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
 from evenhand.cli.eval import eval_command
 from evenhand.cli.export import export
+from evenhand.cli.report import report
 from evenhand.cli.train import train
+from evenhand.cli.view import view
 from evenhand.errors import EvenhandError
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -48,7 +50,9 @@ app.command()(credit)
 app.command()(estimators)
 app.command("eval")(eval_command)
 app.command()(export)
+app.command()(report)
 app.command()(train)
+app.command()(view)
 app.add_typer(data.app, name="data")
 app.add_typer(search.app, name="search")
 app.add_typer(world.app, name="world")
