@@ -78,6 +78,8 @@ def test_a_run_ends_with_what_changed_on_the_held_out_questions(
     rows = [line for line in capsys.readouterr().out.splitlines() if re.match("questions", line)]
     assert len(rows) > 2
     assert all(row in out.splitlines() for row in rows)
+    assert f"report with plots: {run / 'report.html'}" in out
+    assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_damaged_evaluation_costs_the_comparison_only(
@@ -134,9 +136,10 @@ def test_seeds_make_one_family_that_goes_on_where_it_was(
     recipe = recipe_file(tiny_world, tmp_path / "r.toml", steps=1)
     arguments = ["train", str(recipe), "--seeds", "0,1", "--out", str(tmp_path / "family")]
     assert main(arguments) == 0
-    assert sorted(p.name for p in (tmp_path / "family").iterdir()) == ["seed-0", "seed-1"]
+    names = sorted(path.name for path in (tmp_path / "family").iterdir())
+    assert names == ["report.html", "seed-0", "seed-1"]
     out = capsys.readouterr().out
-    lines = [line for line in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", line)]
+    lines = [x for x in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", x)]
     assert len(lines) == 2
     assert "median gain in exact match over 2 seeds: " in out
     first = (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes()
