@@ -16,7 +16,6 @@ from evenhand.cli.compare import LEGEND, rich_table
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Comparison, compare
 from evenhand.evaluation.tables import comparison_tables, coverage_line
-from evenhand.report.run_page import write_run_report
 from evenhand.training.run_folder import RunFolder
 from evenhand.trajectory import read_trajectories
 
@@ -105,6 +104,8 @@ def _warning(what: str) -> Iterator[None]:
 
 
 def _write_report(screen: Console, page: Path, folders: Sequence[Path]) -> None:
+    from evenhand.report.run_page import write_run_report
+
     with _warning("no report"):
         for line in write_run_report(page, folders):
             console(err=True).print(f"note: {line}", style="yellow", soft_wrap=True)
