@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 import pytest
-from completions_server import after, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completions_server import after, serving
 from evenhand.datasets import Question
 from evenhand.environment import Limits
 from evenhand.errors import ConfigError, RetrievalError
