@@ -42,56 +42,71 @@ from evenhand.training.sources import WORLD
 Report = Callable[[EvaluationProgress], None]
 
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="A model folder or hub name, a run folder, toy, or openai:URL#NAME.",
+        show_default=False,
+    ),
+]
+Sets = Annotated[
+    str | None,
+    typer.Option(
+        help="Sets with commas (nq,hotpotqa:dev), all (the seven), world, or files of questions. "
+        "Default: world for the toy policy and the solver, else all.",
+        show_default=False,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, help="So many questions a set, always the same ones.", show_default=False),
+]
+MaxSearches = Annotated[
+    int | None, typer.Option(min=0, help="Search budget of a question.", show_default=False)
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="bm25 over --corpus, an index folder, an http address or module:function.",
+        show_default=False,
+    ),
+]
+Corpus = Annotated[
+    str | None,
+    typer.Option(
+        help="Passages for bm25: a set, union or a file. Default: union; the world's own.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    Path | None, typer.Option(help="Data folder for names of sets. Default: EVENHAND_DATA.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        help="Folder; the same command goes on in it. Default: evaluations/MODEL.",
+        show_default=False,
+    ),
+]
+
+
 def eval_command(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A model folder or hub name, a run folder, toy, or openai:URL#NAME.",
-            show_default=False,
-        ),
-    ] = None,
-    sets: Annotated[
-        str | None,
-        typer.Option(
-            help="Sets with commas (nq,hotpotqa:dev), all (the seven), world, or files of "
-            "questions. Default: world for the toy policy and the solver, else all.",
-            show_default=False,
-        ),
-    ] = None,
+    model: Model = None,
+    sets: Sets = None,
     baseline: Annotated[Baseline, typer.Option(help="What answers.")] = Baseline.NONE,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="So many questions a set, always the same ones.",
-                     show_default=False),
-    ] = None,
-    max_searches: Annotated[
-        int | None, typer.Option(min=0, help="Search budget of a question.", show_default=False)
-    ] = None,
-    retriever: Annotated[
-        str | None,
-        typer.Option(
-            help="bm25 over --corpus, an index folder, an http address or module:function.",
-            show_default=False,
-        ),
-    ] = None,
-    corpus: Annotated[
-        str | None,
-        typer.Option(help="Passages for bm25: a set, union or a file. Default: union; the "
-                     "world's own.", show_default=False),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Data folder for names of sets. Default: EVENHAND_DATA.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="Folder; the same command goes on in it. Default: "
-                     "evaluations/MODEL.", show_default=False),
-    ] = None,
+    limit: Limit = None,
+    max_searches: MaxSearches = None,
+    retriever: Engine = None,
+    corpus: Corpus = None,
+    data: Data = None,
+    out: Out = None,
     batch: Annotated[int, typer.Option(min=1, help="Questions answered together.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling, above temperature 0.")] = 0,
     settings: Settings = None,
-) -> None:  # fmt: skip
+) -> None:
     """Measure a model on question sets: exact match, F1, searches and more, with intervals.
 
     Greedy, one rollout a question, and after the last search the model is told to answer. --set
