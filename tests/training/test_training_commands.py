@@ -135,7 +135,9 @@ def test_seeds_make_one_family_that_goes_on_where_it_was(
     assert main(arguments) == 0
     assert sorted(p.name for p in (tmp_path / "family").iterdir()) == ["seed-0", "seed-1"]
     out = capsys.readouterr().out
-    lines = [line for line in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", line)]
+    lines = [
+        line for line in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", line)
+    ]
     assert len(lines) == 2
     assert "median gain in exact match over 2 seeds: " in out
     first = (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes()
