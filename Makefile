@@ -9,10 +9,10 @@ SEED ?= 0
 QUICKSTART := runs/quickstart-seed-$(SEED)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart sample test test-slow test-extras lint types imports format bench clean
+.PHONY: help quickstart sample hotpotqa-smollm2 gpu test test-slow test-extras lint types imports format bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +45,26 @@ sample: $(VENV)/.base ## credit and audit the rollouts that come with the reposi
 	$(BIN)/evenhand credit examples/rollouts.jsonl.gz --estimator stratified_calibadv -o runs/sample/credited.jsonl
 	$(BIN)/evenhand audit examples/rollouts.jsonl.gz --html runs/sample/audit.html
 	@echo "open runs/sample/audit.html in a browser"
+
+$(VENV)/.gguf: $(VENV)/.base
+	$(PIP) -e '.[gguf]'
+	@touch $@
+
+# The folder of question sets and corpora; its layout is in docs/search-and-scoring.md.
+DATA ?= ../shared/data
+SMOLLM2 := models/smollm2-135m-instruct
+RUN ?= runs/hotpotqa-smollm2
+
+$(SMOLLM2): | $(VENV)/.gguf
+	$(BIN)/python scripts/fetch_smollm2.py --output $@
+
+hotpotqa-smollm2: $(SMOLLM2) | $(VENV)/.gguf ## five steps of a real model on real questions; DATA=folder (MINUTES minutes)
+	@if [ -e $(RUN)/recipe.toml ]; then $(BIN)/evenhand train --resume $(RUN); else \
+	  $(BIN)/evenhand train recipes/hotpotqa-smollm2.toml --out $(RUN) \
+	    --set model.path=$(SMOLLM2) --set data.folder=$(DATA); fi
+
+gpu: ## check a machine with a GPU, no network needed (8 minutes); see scripts/gpu_check.sh
+	PYTHON=$(PYTHON) scripts/gpu_check.sh
 
 test: $(VENV)/.dev ## the fast tests
 	$(BIN)/python -m pytest -q

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from evenhand.errors import ConfigError
 from evenhand.prompts import TEMPLATES, render_prompt
+from evenhand.protocol import is_valid_format
 from evenhand.testing.policies import FRAGMENTS
 
 SHARED = Path(__file__).parents[1] / "../shared"
@@ -67,7 +69,15 @@ def test_the_chat_template_holds_the_same_text_as_one_user_message() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["searchr1", "plain"])
+def test_the_worked_examples_of_few_shot_obey_the_format() -> None:
+    text = str(render_prompt("few-shot", "Why?"))
+    turns = re.findall("<think>.*?</(?:search|answer)>", text)
+    assert len(turns) == 4
+    assert is_valid_format(turns[:2])
+    assert is_valid_format(turns[2:])
+
+
+@pytest.mark.parametrize("name", ["searchr1", "plain", "few-shot"])
 def test_think_in_prompt_ends_a_bare_prompt_with_the_opening_tag(name: str) -> None:
     assert render_prompt(name, "Why?", think_in_prompt=True) == (
         str(render_prompt(name, "Why?")) + "<think>"

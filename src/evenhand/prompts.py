@@ -50,6 +50,23 @@ PLAIN_TEXT = (
 )
 """A short prompt of ours."""
 
+FEW_SHOT_TEXT = (
+    "Question: Who wrote the book behind Blade Runner?\n"
+    "<think>I need to look this up.</think><search>Blade Runner book author</search>\n\n"
+    "<information>Doc 1(Title: Blade Runner) A film after a book by Philip K. Dick.\n"
+    "</information>\n\n"
+    "<think>I found it.</think><answer>Philip K. Dick</answer>\n\n"
+    "Question: In which country does the Danube rise?\n"
+    "<think>I need to look this up.</think><search>source of the Danube</search>\n\n"
+    "<information>Doc 1(Title: Danube) The river rises in Germany.\n"
+    "</information>\n\n"
+    "<think>I found it.</think><answer>Germany</answer>\n\n"
+    "Question: {question}\n"
+)
+"""Two worked examples instead of instructions, ours: for base models and for small ones, which
+follow what they see rather than what they are told. With one example, or with thoughts that differ,
+SmolLM2-135M answered at once and never searched."""
+
 
 def _filled(text: str) -> Template:
     # `str.replace` reads the template once: a placeholder inside a question stays as it is.
@@ -70,6 +87,7 @@ TEMPLATES: dict[str, Template] = {
     "searchr1": _searchr1,
     "searchr1-chat": _searchr1_chat,
     "plain": _filled(PLAIN_TEXT),
+    "few-shot": _filled(FEW_SHOT_TEXT),
 }
 """Templates by name."""
 
@@ -97,8 +115,9 @@ def resolve_template(template: str | Template) -> Template:
 
     Args:
         template: one of `searchr1` (bare text), `searchr1-chat` (the same text as one user
-            message), `plain`; `module:function` of a function from a question to a text or to
-            messages; the path of a UTF-8 file that holds `{question}`; or such a function itself.
+            message), `plain`, `few-shot`; `module:function` of a function from a question to a text
+            or to messages; the path of a UTF-8 file that holds `{question}`; or such a function
+            itself.
 
     Raises:
         ConfigError: none of these; the message lists the names.

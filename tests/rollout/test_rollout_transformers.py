@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -169,6 +171,24 @@ def test_a_rollout_does_not_depend_on_how_rows_are_batched(
     llama: Any, usual: dict[str, list[list[int]]], options: dict[str, Any]
 ) -> None:
     assert turns_of(rollouts(llama, **options)) == usual
+
+
+def test_random_delays_of_the_search_engine_change_no_token(
+    llama: Any, usual: dict[str, list[list[int]]]
+) -> None:
+    class Late(Pages):
+        def __init__(self, seed: int) -> None:
+            self.random = random.Random(seed)
+
+        def search(self, queries: Any, k: int) -> list[Found]:
+            time.sleep(0.03 * self.random.random())
+            return super().search(queries, k)
+
+    for seed in range(3):
+        records = collect(questions(), policy(llama), environment(retriever=Late(seed)),
+                          group_size=4, sampling=Sampling(seed=5, temperature=1.2), step=3,
+                          overlap=True)  # fmt: skip
+        assert turns_of(records) == usual
 
 
 def test_a_rollout_does_not_depend_on_the_other_questions_or_their_order(

@@ -18,6 +18,7 @@ from evenhand.cli import main
 from evenhand.cli.train_summary import Clock, show_summary
 from evenhand.training.recipes import recipe_from, write_recipe
 from evenhand.training.run_folder import RunFolder
+from evenhand.trajectory import read_trajectories
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -77,6 +78,8 @@ def test_a_run_ends_with_what_changed_on_the_held_out_questions(
     rows = [line for line in capsys.readouterr().out.splitlines() if re.match("questions", line)]
     assert len(rows) > 2
     assert all(row in out.splitlines() for row in rows)
+    assert f"report with plots: {run / 'report.html'}" in out
+    assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_damaged_evaluation_costs_the_comparison_only(
@@ -133,11 +136,10 @@ def test_seeds_make_one_family_that_goes_on_where_it_was(
     recipe = recipe_file(tiny_world, tmp_path / "r.toml", steps=1)
     arguments = ["train", str(recipe), "--seeds", "0,1", "--out", str(tmp_path / "family")]
     assert main(arguments) == 0
-    assert sorted(p.name for p in (tmp_path / "family").iterdir()) == ["seed-0", "seed-1"]
+    names = sorted(path.name for path in (tmp_path / "family").iterdir())
+    assert names == ["report.html", "seed-0", "seed-1"]
     out = capsys.readouterr().out
-    lines = [
-        line for line in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", line)
-    ]
+    lines = [x for x in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", x)]
     assert len(lines) == 2
     assert "median gain in exact match over 2 seeds: " in out
     first = (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes()
@@ -260,6 +262,8 @@ def expect_kills_change_nothing(
     assert [row["step"] for row in rows] == list(range(steps + 1))
     names = sorted(path.name for path in (run / "trajectories").iterdir())
     assert names == [f"step-{step:06d}.jsonl.gz" for step in range(1, steps + 1)]
+    ids = [t.id for name in names for t in read_trajectories(run / "trajectories" / name)]
+    assert len(ids) == len(set(ids)) == 8 * steps
     for folder in ("trajectories", "evaluations"):
         files = [sorted((side / folder).iterdir()) for side in (whole, run)]
         assert [path.name for path in files[0]] == [path.name for path in files[1]]
@@ -272,6 +276,7 @@ def expect_kills_change_nothing(
 def test_kill_9_and_resume_give_the_weights_of_an_uninterrupted_run(
     tiny_world: Path, tmp_path: Path
 ) -> None:
+    # PeterGriffinJin/Search-R1 #36, #86, #120, #136: no way to resume an interrupted run.
     hit, inside = expect_kills_change_nothing(tiny_world, tmp_path, steps=3, kills=4, seed=1)
     assert hit >= 2
     assert inside >= 1

@@ -257,3 +257,33 @@ class _BrokenForLamps:
 def broken_for_lamps() -> _BrokenForLamps:
     """Return a search engine that fails for some queries."""
     return _BrokenForLamps()
+
+
+def as_message(question: str) -> list[dict[str, str]]:
+    """Return the prompt as a chat message."""
+    return [{"role": "user", "content": question}]
+
+
+CHAT = "{% for message in messages %}Question: {{ message.content }}\n{% endfor %}"
+"""A chat template that gives the same tokens as `template`."""
+
+
+class _OneBook:
+    """A search engine that knows one passage."""
+
+    def search(self, queries: list[str], k: int) -> list[Any]:  # noqa: ARG002 the protocol
+        from evenhand.protocol import Document
+        from evenhand.retrieval import SearchResult
+
+        return [SearchResult((Document("own", "mill", "Dora made the mill ."),)) for _ in queries]
+
+
+def one_book() -> _OneBook:
+    """Return a search engine of one's own."""
+    return _OneBook()
+
+
+def by_length(trajectory: Trajectory) -> str:
+    """Return a stratum: whether the policy wrote much."""
+    tokens = sum(s.n_tokens for s in trajectory.segments if s.is_policy)
+    return "long" if tokens > 14 else "short"

@@ -22,8 +22,11 @@ from evenhand.cli.compare import compare_command
 from evenhand.cli.convert import convert
 from evenhand.cli.credit import credit
 from evenhand.cli.estimators import estimators
+from evenhand.cli.eval import eval_command
 from evenhand.cli.export import export
+from evenhand.cli.report import report
 from evenhand.cli.train import train
+from evenhand.cli.view import view
 from evenhand.errors import EvenhandError
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -45,8 +48,11 @@ app.command("compare")(compare_command)
 app.command()(convert)
 app.command()(credit)
 app.command()(estimators)
+app.command("eval")(eval_command)
 app.command()(export)
+app.command()(report)
 app.command()(train)
+app.command()(view)
 app.add_typer(data.app, name="data")
 app.add_typer(search.app, name="search")
 app.add_typer(world.app, name="world")

@@ -100,8 +100,7 @@ def converse(
     out: Console,
 ) -> Trajectory:
     """Play one episode, writing every token as it is sampled; return its record."""
-    from evenhand.rollout import RowKey
-    from evenhand.training.sources import new_episode
+    from evenhand.rollout import RowKey, new_episode
 
     episode = new_episode(question, policy, environment)
 

@@ -15,12 +15,12 @@ from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe, recipe_to_toml
 from evenhand.training.run_folder import RunFolder
 
-STOPPED_BY_ALARM = 3
-"""Exit code of a run that an alarm with the action `stop` ended."""
-
 if TYPE_CHECKING:
     from evenhand.cli.train_display import PlainDisplay
     from evenhand.training.loop import Trainer
+
+STOPPED_BY_ALARM = 3
+"""Exit code of a run that an alarm with the action `stop` ended."""
 
 
 def train(
@@ -75,7 +75,7 @@ def train(
     for seed in numbers:
         console().print(f"seed {seed}", style="bold")
         any_stopped |= _run_seed(recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
-    show_family([(seed, RunFolder.open(folder / f"seed-{seed}")) for seed in numbers])
+    show_family(folder, [(seed, RunFolder.open(folder / f"seed-{seed}")) for seed in numbers])
     _exit_if(any_stopped)
 
 

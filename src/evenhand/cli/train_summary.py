@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 
 from rich.console import Console
@@ -16,6 +18,9 @@ from evenhand.evaluation import Comparison, compare
 from evenhand.evaluation.tables import comparison_tables, coverage_line
 from evenhand.training.run_folder import RunFolder
 from evenhand.trajectory import read_trajectories
+
+REPORT = "report.html"
+"""Name of the page in the folder of a run or of a family of runs."""
 
 _METRICS = ("exact_match", "searches")
 
@@ -78,17 +83,33 @@ def change_of(run: RunFolder) -> Change | None:
 
 
 def show_summary(run: RunFolder, clock: Clock) -> None:
-    """Print what changed, the cost of this process, and where the run is."""
+    """Print what changed, the cost of this process, and where the run and its report are."""
     screen = console()
-    try:
+    with _warning("no comparison of evaluations"):
         change = change_of(run)
         if change is not None:
             _show_change(screen, change)
-    except EvenhandError as error:
-        # The run itself is whole: what cannot be compared must not look like a failed training.
-        console(err=True).print(f"warning: no comparison of evaluations: {error}", style="yellow")
     screen.print(f"took: {clock.text()}")
     screen.print(f"run folder: {run.path}", soft_wrap=True)
+    _write_report(screen, run.path / REPORT, [run.path])
+
+
+@contextmanager
+def _warning(what: str) -> Iterator[None]:
+    """The run itself is whole: what cannot be shown must not look like a failed training."""
+    try:
+        yield
+    except EvenhandError as error:
+        console(err=True).print(f"warning: {what}: {error}", style="yellow", soft_wrap=True)
+
+
+def _write_report(screen: Console, page: Path, folders: Sequence[Path]) -> None:
+    from evenhand.report.run_page import write_run_report
+
+    with _warning("no report"):
+        for line in write_run_report(page, folders):
+            console(err=True).print(f"note: {line}", style="yellow", soft_wrap=True)
+        screen.print(f"report with plots: {page}", soft_wrap=True)
 
 
 def _show_change(screen: Console, change: Change) -> None:
@@ -105,11 +126,14 @@ def _show_change(screen: Console, change: Change) -> None:
     screen.print(LEGEND)
 
 
-def show_family(runs: Sequence[tuple[int, RunFolder]]) -> None:
-    """Print one line a seed: exact match and searches before and after, with the paired interval.
+def show_family(folder: Path, runs: Sequence[tuple[int, RunFolder]]) -> None:
+    """Print one line a seed, with the paired interval, and the median over seeds; write a report.
 
-    And the median over seeds.
+    Args:
+        folder: of the family; its report goes there.
+        runs: seeds and their runs.
     """
+    screen = console()
     table = plain_table("seed", "exact match", "after", "paired difference [95 %]", "n", "searches",
                         "after")  # fmt: skip
     gains = []
@@ -129,9 +153,8 @@ def show_family(runs: Sequence[tuple[int, RunFolder]]) -> None:
             f"{searches.first:.2f}",
             f"{searches.second:.2f}",
         )
-    if not gains:
-        return
-    screen = console()
-    screen.print()
-    screen.print(table)
-    screen.print(f"median gain in exact match over {len(gains)} seeds: {median(gains):+.3f}")
+    if gains:
+        screen.print()
+        screen.print(table)
+        screen.print(f"median gain in exact match over {len(gains)} seeds: {median(gains):+.3f}")
+    _write_report(screen, folder / REPORT, [run.path for _, run in runs])

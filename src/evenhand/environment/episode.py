@@ -195,12 +195,12 @@ class Episode:
         if not isinstance(self._request, Search):
             self._refuse("feed_result")
         if result.error is not None:
-            self._fail(result.error)
+            self.fail(result.error)
             return
         try:
             documents = checked_documents(result.documents)
         except RetrievalError as error:
-            self._fail(str(error))
+            self.fail(str(error))
             return
         announces = self._announces()
         shown = self._fit(documents, announces)
@@ -212,7 +212,14 @@ class Episode:
             self._announce()
         self._ask_for_turn()
 
-    def _fail(self, error: str) -> None:
+    def fail(self, error: str) -> None:
+        """End the episode as `failed`: a search, or the server that samples, did not answer.
+
+        Raises:
+            ConfigError: the episode has ended.
+        """
+        if isinstance(self._request, Done):
+            self._refuse("fail")
         # Nothing is added to the context: the policy never reads this notice.
         self._append(Kind.NOTICE, "", [], error=error)
         self._end(StopReason.FAILED)

@@ -13,6 +13,9 @@ from evenhand.trajectory import StopReason, Trajectory
 SECONDS = "seconds"
 """Metric, and key of `Trajectory.metadata`: wall seconds that a question took."""
 
+PROMPT_DOCUMENTS = "prompt_documents"
+"""Key of `Trajectory.metadata`: id and title of the passages that stood in a baseline's prompt."""
+
 RECALL = "recall_titles_"
 """Beginning of the metrics `recall_titles_1`, `recall_titles_2`, ...: see `measures`."""
 
@@ -69,7 +72,8 @@ def measures(trajectory: Trajectory, *, searches: int = 0) -> dict[str, float]:
       the rollout had (case and blanks aside). `empty_searches`: such that brought no document.
     * `recall_titles_j`: share of the supporting titles among all documents that the first `j`
       searches showed, `j` from 1 to `searches` (or as many as were made); a rollout with fewer
-      searches keeps its last value. Left out without supporting titles.
+      searches keeps its last value. Passages that stood in the prompt count from the start. Left
+      out without supporting titles.
     * `format_ok`: 0 or 1. `tokens`: of the policy. `seconds`: if they were recorded.
 
     An environment fault has no metrics at all.
@@ -88,7 +92,7 @@ def measures(trajectory: Trajectory, *, searches: int = 0) -> dict[str, float]:
         "tokens": float(sum(s.n_tokens for s in trajectory.segments if s.is_policy)),
     }
     wanted = {scoring.folded(title) for title in trajectory.supporting_titles or ()}
-    seen: set[str] = set()
+    seen = _titles_in_prompt(trajectory) & wanted
     for at in range(max(searches, len(shown)) if wanted else 0):
         if at < len(shown):
             seen |= {scoring.folded(document.title) for document in shown[at]} & wanted
@@ -97,6 +101,12 @@ def measures(trajectory: Trajectory, *, searches: int = 0) -> dict[str, float]:
     if isinstance(seconds, int | float) and math.isfinite(seconds):
         found[SECONDS] = float(seconds)
     return found
+
+
+def _titles_in_prompt(trajectory: Trajectory) -> set[str]:
+    given = trajectory.metadata.get(PROMPT_DOCUMENTS)
+    rows = given if isinstance(given, list) else []
+    return {scoring.folded(str(row.get("title", ""))) for row in rows if isinstance(row, dict)}
 
 
 def _scores(trajectory: Trajectory) -> dict[str, float]:

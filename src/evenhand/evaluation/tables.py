@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from evenhand.diagnostics.intervals import Estimate
 from evenhand.diagnostics.paired import PairedDifference
 from evenhand.evaluation.comparison import ComparedRow, Comparison
-from evenhand.evaluation.measures import find_metric
+from evenhand.evaluation.measures import RECALL, find_metric
+from evenhand.evaluation.sets import Average
+from evenhand.evaluation.summary import estimate_of
 
 NO_VALUE = "-"
 """What stands in a table where there is no number."""
@@ -164,3 +166,103 @@ def coverage_line(comparison: Comparison) -> str:
         if count:
             parts.append(f"{count} {what}")
     return ", ".join(parts)
+
+
+# --- results -------------------------------------------------------------------------------------
+
+Results = Mapping[str, Any]
+"""What `evenhand.evaluation.summary.summarise` returns."""
+
+_PLAIN_COLUMNS = ("exact_match", "f1", "contains", "searches", "duplicate_searches",
+                  "empty_searches", "format_ok", "tokens", "seconds")  # fmt: skip
+_WITH_INTERVAL = ("exact_match", "f1", "contains")
+
+RESULT_FIELDS = ("part", "dataset", "hops", "average", "metric", "value", "low", "high", "n")
+"""Columns of `table.csv`."""
+
+
+def result_parts(results: Results) -> list[tuple[str, str | None, int | None, str | None, Any]]:
+    """Return the parts of the results: `(title, dataset, hops, average, metrics)`."""
+    parts: list[tuple[str, str | None, int | None, str | None, Any]] = []
+    for name, block in results["sets"].items():
+        figures = {key: value for key, value in block.items() if key != "hops"}
+        parts.append((name, name, None, None, figures))
+        for hops, inner in block.get("hops", {}).items():
+            parts.append((f"{name}, hops {hops}", name, int(hops), None, inner))
+    for name, figures in results["averages"].items():
+        over = results["average_sets"][name]
+        title = Average(name, tuple(over["sets"]), tuple(over["missing"])).title
+        parts.append((title, None, None, name, figures))
+    return parts
+
+
+def results_table(results: Results, *, narrow: bool = False) -> TextTable:
+    """Return the table of an evaluation.
+
+    Args:
+        results: of `summarise`.
+        narrow: for 80 columns: exact match with its interval, F1, searches, format.
+    """
+    names = ("exact_match", "f1", "searches", "format_ok") if narrow else _PLAIN_COLUMNS
+    spans = ("exact_match",) if narrow else _WITH_INTERVAL
+    rows = []
+    for title, dataset, _, _, figures in result_parts(results):
+        n = figures["exact_match"]["n"]
+        cells = [title, f"{n}", *(_cell(figures.get(x), x, x in spans) for x in names)]
+        if not narrow:
+            recalls = [key for key in figures if key.startswith(RECALL)]
+            cells.append(_recall(figures, recalls))
+            cells.append(_missing(results, dataset, title))
+        rows.append(tuple(cells))
+    heads = [find_metric(name).title for name in names]
+    more = [] if narrow else ["title recall after each search", "not counted"]
+    return TextTable(("questions", "n", *heads, *more), tuple(rows))
+
+
+def _cell(plain: Mapping[str, Any] | None, name: str, span: bool) -> str:
+    if plain is None:
+        return NO_VALUE
+    estimate, digits = estimate_of(plain), find_metric(name).digits
+    return with_interval(estimate, digits) if span else number(estimate.value, digits)
+
+
+def _recall(figures: Mapping[str, Any], names: Sequence[str]) -> str:
+    values = [number(estimate_of(figures[name]).value, 2) for name in names]
+    if not values:
+        return NO_VALUE
+    return f"{', '.join(values)} (n {figures[names[0]]['n']})"
+
+
+def _missing(results: Results, dataset: str | None, title: str) -> str:
+    """Return what is not in n: environment faults, and questions that could not be asked."""
+    if dataset is None or title != dataset:
+        return ""
+    counts = {"failed": results["excluded"][dataset], **results["left_out"][dataset]}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def missing_lines(results: Results) -> list[str]:
+    """Return one line for each set of which something is not in n."""
+    texts = {name: _missing(results, name, name) for name in results["sets"]}
+    return [f"{name}: {text} (not counted in n)" for name, text in texts.items() if text]
+
+
+def results_files(results: Results) -> dict[str, str]:
+    """Return `table.md` and `table.csv`."""
+    head = f"Model: `{results['model']}`"
+    if results["baseline"]:
+        head += f", baseline: {results['baseline']}"
+    unit = results["tokens_unit"]
+    note = (
+        "Shares with 95 % Wilson intervals, F1 with Student's t; means are unweighted over sets; "
+        f"searches, tokens ({unit}) and seconds are a question."
+    )
+    rows = [
+        (title, dataset, hops, average, name, each["value"], each["low"], each["high"], each["n"])
+        for title, dataset, hops, average, figures in result_parts(results)
+        for name, each in figures.items()
+    ]
+    return {
+        "table.md": f"{head}\n\n{markdown(results_table(results))}\n{note}\n",
+        "table.csv": as_csv(RESULT_FIELDS, rows),
+    }

@@ -44,7 +44,8 @@ class Scale:
         if self.log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             reach = self.high / self.low
-            steps = (1, 2, 5) if reach < 30 else (1, 3) if reach < 500 else (1,)
+            fine = (1, 1.5, 2, 3, 5, 7) if reach < 6 else (1, 2, 5)
+            steps = fine if reach < 30 else (1, 3) if reach < 500 else (1,)
             values = [step * 10.0**decade for decade in decades for step in steps]
             return [value for value in values if self.low <= value <= self.high]
         span = self.high - self.low

@@ -8,28 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
-import socket
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from evenhand import __version__
-from evenhand.errors import ConfigError, require
+from evenhand.errors import require
 from evenhand.retrieval.base import Retriever, RetrieverInfo, info_of, search_one_by_one
 from evenhand.retrieval.batching import MicroBatcher
 from evenhand.retrieval.cache import CachedRetriever
 from evenhand.retrieval.dialect import Limits, RequestError, read_request, render_results
+from evenhand.serving import listen, quiet_server
 from evenhand.settings import check_choice
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 """uvicorn's."""
 
 _GRACE_SECONDS = 30
-_BACKLOG = 512
 _DRAIN_SECONDS = 2.0
 
 
@@ -242,52 +239,6 @@ def serve(
         lifespan="on",
         ws="none",
     )
-    with _listen(host, port) as listening:
+    with listen(host, port) as listening:
         logging.getLogger("uvicorn.error").info("listening on %s:%d", *listening.getsockname()[:2])
-        _quiet_server(uvicorn.Server)(config).run(sockets=[listening])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )[0]
-        # With the protocol named, asyncio turns Nagle's algorithm off for what it accepts here.
-        # Without, header and body of an answer leave 40 ms apart.
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error}; give another --host") from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); "
-            "choose another --port or --host"
-        ) from error
-    return listening
-
-
-def _quiet_server(base: Any) -> Any:
-    """Return uvicorn's server class, without its habit of raising the stop signal again.
-
-    A stop that was asked for and went well ends with exit code 0.
-    """
-
-    class QuietServer(base):  # type: ignore[misc]
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            if threading.current_thread() is not threading.main_thread():
-                yield
-                return
-            stops = (signal.SIGINT, signal.SIGTERM)
-            before = {number: signal.signal(number, self.handle_exit) for number in stops}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-
-    return QuietServer
+        quiet_server(uvicorn.Server)(config).run(sockets=[listening])

@@ -11,6 +11,8 @@ from evenhand.rollout.collect import (
     Searcher,
     collect,
     group_name,
+    leaves_room,
+    new_episode,
 )
 from evenhand.rollout.policy import (
     Policy,
@@ -41,4 +43,6 @@ __all__ = [
     "collect",
     "generate",
     "group_name",
+    "leaves_room",
+    "new_episode",
 ]

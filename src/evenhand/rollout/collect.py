@@ -24,7 +24,6 @@ from evenhand.environment import (
     Limits,
     Search,
     SearchOutcome,
-    Tokenizer,
 )
 from evenhand.errors import ConfigError, DataError
 from evenhand.prompts import Notices, Template
@@ -154,9 +153,6 @@ def _episodes(
     group_size: int,
     step: int | None,
 ) -> dict[RowKey, Episode]:
-    limits = environment.limits
-    if policy.max_context is not None and policy.max_context < limits.max_context:
-        limits = replace(limits, max_context=policy.max_context)
     episodes: dict[RowKey, Episode] = {}
     for question in questions:
         group = group_name(question, step)
@@ -175,26 +171,39 @@ def _episodes(
                 hops=question.hops,
                 supporting_titles=question.supporting_titles,
             )
-            episodes[key] = _episode(question, policy.tokenizer, environment, limits, labels)
+            episodes[key] = new_episode(question.question, policy, environment, labels)
     return episodes
 
 
-def _episode(
-    question: Question,
-    tokenizer: Tokenizer,
-    environment: SearchEnvironment,
-    limits: Limits,
-    labels: Labels,
+def new_episode(
+    question: str, policy: Policy, environment: SearchEnvironment, labels: Labels | None = None
 ) -> Episode:
+    """Return an episode at its beginning; its context is lowered to what the policy takes.
+
+    Raises:
+        DataError: the prompt leaves no room for a turn.
+    """
+    limits = environment.limits
+    if policy.max_context is not None and policy.max_context < limits.max_context:
+        limits = replace(limits, max_context=policy.max_context)
     return Episode(
-        question.question,
-        tokenizer=tokenizer,
+        question,
+        tokenizer=policy.tokenizer,
         limits=limits,
         template=environment.template,
         think_in_prompt=environment.think_in_prompt,
         notices=environment.notices,
         labels=labels,
     )
+
+
+def leaves_room(question: Question, policy: Policy, environment: SearchEnvironment) -> bool:
+    """Whether the prompt of a question leaves room for a turn; it is never cut."""
+    try:
+        new_episode(question.question, policy, environment)
+    except DataError:
+        return False
+    return True
 
 
 class _Loop:
@@ -247,7 +256,11 @@ class _Loop:
         sampled = self._session.generate(turns)
         self._decoding -= len(sampled)
         for turn in sampled:
-            self._open[turn.key].feed_turn(turn.token_ids, turn.logprobs, finished=turn.finished)
+            episode = self._open[turn.key]
+            if turn.error is not None:
+                episode.fail(turn.error)
+            else:
+                episode.feed_turn(turn.token_ids, turn.logprobs, finished=turn.finished)
             self._ask(turn.key)
         seen = self._progress
         self._progress = replace(

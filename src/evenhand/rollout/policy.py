@@ -98,12 +98,15 @@ class SampledTurn:
         token_ids: `[n]` sampled ids.
         logprobs: `[n]` their log-probabilities (see `Sampling`).
         stop: why it ended.
+        error: why there is no turn, where a server was to sample it and failed; its tokens are
+            ignored, and the episode ends as `failed`.
     """
 
     key: RowKey
     token_ids: NDArray[np.int64]
     logprobs: NDArray[np.float64]
     stop: Stop
+    error: str | None = None
 
     @property
     def finished(self) -> bool:

@@ -30,9 +30,9 @@ import numpy as np
 from evenhand.credit import Credited, gather
 from evenhand.datasets import Question
 from evenhand.diagnostics.alarms import Alarm
-from evenhand.errors import ConfigError, DataError, require
+from evenhand.errors import ConfigError, require
 from evenhand.rewards import get_reward, score_trajectory
-from evenhand.rollout import Policy, Sampling, SearchEnvironment, collect
+from evenhand.rollout import Policy, Sampling, collect, leaves_room
 from evenhand.training import metrics as figures
 from evenhand.training.batching import Row, micro_batches, mini_batches, rows_of, weighted
 from evenhand.training.checkpoint import Checkpoints, Trained
@@ -43,7 +43,7 @@ from evenhand.training.losses import SUMS, TokenBatch, token_loss
 from evenhand.training.metrics import Metrics
 from evenhand.training.models import LoadedModel, Reference
 from evenhand.training.run_folder import RunFolder
-from evenhand.training.sources import QuestionStream, Sources, new_episode
+from evenhand.training.sources import QuestionStream, Sources
 from evenhand.training.tracking import Trackers
 from evenhand.training.watch import AlarmWatch, stopping
 from evenhand.trajectory import Trajectory
@@ -254,7 +254,7 @@ class Trainer:
         return Credited(trajectories, batch, batch.advantage(self._rule))
 
     def _fits(self, question: Question) -> bool:
-        return _leaves_room(question, self._parts.policy, self._parts.sources.environment)
+        return leaves_room(question, self._parts.policy, self._parts.sources.environment)
 
     # --- the update -------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class Trainer:
         questions = [
             question
             for question in sources.evaluate
-            if _leaves_room(question, self._parts.policy, sources.evaluate_environment)
+            if leaves_room(question, self._parts.policy, sources.evaluate_environment)
         ]
         if not questions:
             return {}
@@ -400,15 +400,6 @@ def _schedule_after_skip() -> Iterator[None]:
         # may be.
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         yield
-
-
-def _leaves_room(question: Question, policy: Policy, environment: SearchEnvironment) -> bool:
-    """Whether the prompt of a question leaves room for a turn; it is never cut."""
-    try:
-        new_episode(question.question, policy, environment)
-    except DataError:
-        return False
-    return True
 
 
 def _split_by_spread(rollouts: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:

@@ -18,25 +18,18 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import platform
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from evenhand import __version__
 from evenhand.errors import ConfigError, DataError
 from evenhand.files import atomic_write
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe, write_recipe
 from evenhand.trajectory import Trajectory, write_trajectories
-
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy", "bm25s")
+from evenhand.versions import versions
 
 
 class RunFolder:
@@ -272,37 +265,6 @@ def _step_of(path: Path) -> int:
     """Return the step in the name of a file or folder; -1 if it has none."""
     number = path.name.removeprefix("step-").split(".")[0]
     return int(number) if number.isdigit() else -1
-
-
-def versions() -> dict[str, Any]:
-    """Return what a run depends on besides its recipe."""
-    found: dict[str, Any] = {
-        "evenhand": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found | _git()
-
-
-def _git() -> dict[str, Any]:
-    """Return the revision of the working folder, if it is under git."""
-    answers = []
-    for command in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
-        try:
-            result = subprocess.run(
-                ["git", *command], capture_output=True, text=True, timeout=10, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            return {}
-        answers.append(result.stdout.strip())
-    return {"git_revision": answers[0], "git_changes": bool(answers[1])}
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

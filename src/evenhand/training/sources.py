@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from evenhand.datasets import Question, load_corpus, load_questions
-from evenhand.environment import Episode
 from evenhand.errors import ConfigError
 from evenhand.plugins import did_you_mean, load_object
 from evenhand.prompts import Notices
 from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, Retriever, open_retriever
-from evenhand.rollout import Policy, SearchEnvironment
+from evenhand.rollout import SearchEnvironment, Searcher
 from evenhand.training.config import Recipe
 
 WORLD = "world"
@@ -80,7 +79,7 @@ def open_sources(recipe: Recipe) -> Sources:
             f"{len(train)} training questions are fewer than a step takes (rollout.questions is "
             f"{recipe.rollout.questions}); lower it or give more questions"
         )
-    environment = _environment(recipe, searched)
+    environment = environment_of(recipe, searched)
     if data.evaluate is None:
         return Sources(train, environment, (), environment)
     held_out, searched = _part(recipe, data.evaluate, "evaluate", retriever)
@@ -92,6 +91,20 @@ def open_sources(recipe: Recipe) -> Sources:
     )
 
 
+def open_held_out(recipe: Recipe) -> tuple[Sequence[Question], SearchEnvironment]:
+    """Return the questions of `data.evaluate` and their environment, without the training ones.
+
+    Raises:
+        ConfigError: unknown names, or nothing to evaluate on.
+        DataError: files that cannot be read.
+    """
+    if recipe.data.evaluate is None:
+        raise ConfigError("data.evaluate is not set, so there is nothing to evaluate on")
+    retriever = _common_retriever(recipe)
+    questions, searched = _part(recipe, recipe.data.evaluate, "evaluate", retriever)
+    return questions, environment_of(recipe, searched)
+
+
 def open_environment(recipe: Recipe) -> SearchEnvironment:
     """Return the environment of a recipe's evaluation, without loading its questions.
 
@@ -101,29 +114,16 @@ def open_environment(recipe: Recipe) -> SearchEnvironment:
     retriever = _common_retriever(recipe)
     if retriever is None:
         retriever = _part(recipe, WORLD, "evaluate", None)[1]
-    return _environment(recipe, retriever)
+    return environment_of(recipe, retriever)
 
 
-def new_episode(question: str, policy: Policy, environment: SearchEnvironment) -> Episode:
-    """Return an episode outside a collection; its context is lowered to what the policy takes.
-
-    Raises:
-        DataError: the prompt leaves no room for a turn.
-    """
-    limits = environment.limits
-    if policy.max_context is not None and policy.max_context < limits.max_context:
-        limits = replace(limits, max_context=policy.max_context)
-    return Episode(
-        question,
-        tokenizer=policy.tokenizer,
-        limits=limits,
-        template=environment.template,
-        think_in_prompt=environment.think_in_prompt,
-        notices=environment.notices,
-    )
+def held_out_world(recipe: Recipe) -> Any:
+    """Return the toy world that a recipe evaluates on (`evenhand.world.World`)."""
+    return _world(recipe, "evaluate")[0]
 
 
-def _environment(recipe: Recipe, retriever: Retriever) -> SearchEnvironment:
+def environment_of(recipe: Recipe, retriever: Searcher) -> SearchEnvironment:
+    """Return rules and prompt of a recipe around a search engine."""
     return SearchEnvironment(
         retriever=retriever,
         k=recipe.retrieval.documents,
