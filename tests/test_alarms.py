@@ -109,6 +109,10 @@ ALONE: dict[str, Callable[[int], Row]] = {
     "entropy alone": lambda s: {"actor/entropy": ramp(s, 20, 0.11, 0.5)},
     "repetition alone": lambda s: {"language/repetition": ramp(s, 20, 0.06, 0.5)},
     "format that was never good": lambda _: {"rollouts/format_ok": 0.3},
+    "one step without positive credit": lambda s: {
+        "actor/entropy": ramp(s, 20, 0.11, 0.5),
+        NEGATIVE: 500.0 if s == 30 else 1.0,
+    },
     "one bad step": lambda s: (
         {"actor/entropy": 0.5, "rollouts/format_ok": 0.6, NEGATIVE: 1.6} if s == 30 else {}
     ),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny import settings
 
@@ -199,3 +200,14 @@ def test_rules_of_alarms_may_change_on_resume(tiny_world: Path, tmp_path: Path) 
     changes = DEAD | {"steps": 4, "alarms__dead_groups": {"action": "off"}}
     finish(resumed_trainer(run, recipe_from(settings(tiny_world, **changes))))
     assert not (run / "alarms.jsonl").exists()
+
+
+def test_the_references_perplexity_is_recorded_where_the_loss_has_it(
+    tiny_world: Path, warned: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    finish(begin(tiny_world, run, steps=1, loss__kl=0.1))
+    (row,) = lines(run, "metrics.jsonl")
+    # Before the first update the policy is its own reference.
+    assert row["actor/reference_perplexity"] == pytest.approx(np.exp(row["actor/entropy"]), 1e-4)
+    assert "actor/reference_perplexity" not in lines(warned, "metrics.jsonl")[0]

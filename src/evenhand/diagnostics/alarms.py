@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -309,11 +310,9 @@ class _Collapse(_Watch):
         self._best_format = -math.inf
 
     def look(self) -> _Seen | None:
-        now = {
-            name: value
-            for name in (*_LANGUAGE, *_MASSES)
-            if not math.isnan(value := self.mean(name))
-        }
+        now = {name: self.mean(name) for name in _LANGUAGE if self.values(name)}
+        # A step with hardly any positive credit has a huge ratio, which would carry a mean.
+        now |= {name: median(values) for name in _MASSES if (values := self.values(name))}
         for name, value in now.items():
             self._normal.setdefault(name, value)
         self._peak = max(self._peak, now.get("actor/entropy", -math.inf))

@@ -288,6 +288,8 @@ class Trainer:
                 skipped += not self._optimizer_step(norm)
                 norms.append(norm)
         found = figures.update_metrics(dict(zip(SUMS, sums, strict=True)), norms, len(norms))
+        if self._parts.reference is not None:
+            found |= figures.reference_metrics([row.targets.reference for row in rows])
         return found | {"actor/updates": len(norms), "actor/skipped_updates": skipped}
 
     def accumulate(self, rows: Sequence[Row], sums: np.ndarray) -> float:

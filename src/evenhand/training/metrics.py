@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -52,6 +53,20 @@ def update_metrics(sums: Mapping[str, float], norms: Sequence[float], steps: int
         "actor/grad_norm": float(np.mean(norms)) if len(norms) else 0.0,
     }
     return {name: float(value) for name, value in found.items()}
+
+
+def reference_metrics(logprobs: Sequence[FloatArray]) -> Metrics:
+    """Return how a reference policy finds the rollouts; it costs nothing where the loss has it.
+
+    Args:
+        logprobs: `[n]` of each row, the reference's log-probabilities of its trained tokens.
+    """
+    tokens = sum(map(len, logprobs))
+    if tokens == 0:
+        return {}
+    mean = sum(float(row.sum()) for row in logprobs) / tokens
+    # Beyond exp(700) a double overflows; nobody tells such perplexities apart.
+    return {"actor/reference_perplexity": math.exp(min(-mean, 700.0))}
 
 
 def evaluation_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
