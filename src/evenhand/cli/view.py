@@ -59,7 +59,7 @@ def view(
     from evenhand.viewer.serve import serve
     from evenhand.viewer.sources import open_sources
 
-    require("fastapi", "server", PURPOSE)
+    require("starlette.applications", "server", PURPOSE)
     require("uvicorn", "server", PURPOSE)
     sources = open_sources(paths)
     index = Index(sources)

@@ -53,7 +53,7 @@ def serve(
 
     Raises:
         ConfigError: the address cannot be listened on.
-        MissingExtraError: FastAPI or uvicorn is not installed.
+        MissingExtraError: Starlette or uvicorn is not installed.
     """
     uvicorn = require("uvicorn", "server", PURPOSE)
     config = uvicorn.Config(
