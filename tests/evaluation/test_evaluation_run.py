@@ -165,6 +165,13 @@ def test_a_set_in_which_all_failed_has_nulls_and_no_share() -> None:
     assert results["excluded"] == {"nq": 1}
 
 
+def test_intervals_of_scores_stay_inside_their_bounds() -> None:
+    scores = [{"exact_match": 1.0, "f1": 1.0 - 0.02 * (at == 0)} for at in range(5)]
+    rollouts = [answered(at, scores=each) for at, each in enumerate(scores)]
+    f1 = summarise({"nq": rollouts}, model="m")["sets"]["nq"]["f1"]
+    assert f1["low"] < f1["value"] < f1["high"] == 1.0
+
+
 @pytest.mark.slow
 def test_the_interval_of_an_average_over_sets_covers_within_two_points() -> None:
     generator = np.random.default_rng(0)

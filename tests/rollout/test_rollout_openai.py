@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from completions_server import after, serving
 from evenhand.datasets import Question
-from evenhand.environment import Limits
+from evenhand.environment import Done, Episode, Limits
 from evenhand.errors import ConfigError, RetrievalError
 from evenhand.protocol import Document
 from evenhand.retrieval import SearchResult
@@ -223,6 +223,16 @@ def test_a_template_of_messages_says_what_to_use() -> None:
         environment = SearchEnvironment(retriever=Engine(), template="searchr1-chat")
         with pytest.raises(ConfigError, match="use a template of bare text"):
             collect(questions(1), policy, environment)
+
+
+def test_an_episode_that_has_ended_cannot_fail() -> None:
+    episode = Episode("who?", tokenizer=TextTokenizer(), template="plain")
+    episode.fail("the server is gone")
+    request = episode.next()
+    assert isinstance(request, Done)
+    assert request.trajectory.segments[-1].error == "the server is gone"
+    with pytest.raises(ConfigError, match="it is done"):
+        episode.fail("again")
 
 
 # --- text without tokens -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from rich.progress import (
 from evenhand.cli.common import Settings, console
 from evenhand.cli.compare import rich_table
 from evenhand.cli.eval_parts import (
+    ALL,
     OPENAI,
     Baseline,
     Opened,
@@ -37,6 +38,7 @@ from evenhand.evaluation.tables import missing_lines, results_table
 from evenhand.rollout import Policy, Sampling
 from evenhand.scoring import get_convention
 from evenhand.training.config import Recipe
+from evenhand.training.recipes import load_recipe
 from evenhand.training.sources import WORLD
 
 Report = Callable[[EvaluationProgress], None]
@@ -53,7 +55,7 @@ Sets = Annotated[
     str | None,
     typer.Option(
         help="Sets with commas (nq,hotpotqa:dev), all (the seven), world, or files of questions. "
-        "Default: world for the toy policy and the solver, else all.",
+        "Default: world for toy, the solver and runs on the world, else all.",
         show_default=False,
     ),
 ]
@@ -160,7 +162,13 @@ def _model(model: str | None, baseline: Baseline) -> str | None:
 
 
 def _default_sets(model: str | None) -> str:
-    return WORLD if model in (None, "toy") else "all"
+    """Return the toy world for what was made for it, else the seven sets."""
+    if model in (None, "toy"):
+        return WORLD
+    recipe = Path(model or "") / "recipe.toml"
+    if recipe.is_file() and load_recipe(recipe).data.evaluate == WORLD:
+        return WORLD
+    return ALL
 
 
 def _label(wanted: Wanted) -> str:

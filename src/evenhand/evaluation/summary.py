@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ SCHEMA = "evenhand.results/1"
 
 BATCH = "batch"
 """Key of `Trajectory.metadata`: which questions were asked together."""
+
+_UNIT = ("exact_match", "f1", "contains", "format_ok")
+"""Metrics in [0, 1]."""
 
 Figures = dict[str, Estimate]
 """Metric to its estimate."""
@@ -57,7 +61,11 @@ def _estimate(name: str, values: Sequence[float]) -> Estimate:
     whole = set(np.unique(array).tolist()) <= {0.0, 1.0}
     if name in METRICS and METRICS[name].is_share and whole:
         return proportion(int(array.sum()), len(array))
-    return mean(array, np.arange(len(array)))
+    found = mean(array, np.arange(len(array)))
+    if not (name in _UNIT or name.startswith(RECALL)):
+        return found
+    # Student's interval knows no bounds; a score has them.
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
 
 
 def average(parts: Sequence[Estimate]) -> Estimate:
