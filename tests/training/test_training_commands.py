@@ -108,7 +108,10 @@ def test_seeds_make_one_family_that_goes_on_where_it_was(
     assert main(arguments) == 0
     assert sorted(p.name for p in (tmp_path / "family").iterdir()) == ["seed-0", "seed-1"]
     assert "exact match before" in capsys.readouterr().out
-    first = (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes()
+    other, first = ((tmp_path / "family" / f"seed-{n}" / "metrics.jsonl").read_bytes()
+                    for n in (0, 1))  # fmt: skip
+    assert other != first
+    assert "seed = 1" in (tmp_path / "family" / "seed-1" / "recipe.toml").read_text()
     assert main(arguments) == 0
     assert (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes() == first
 
