@@ -58,7 +58,7 @@ RUN ?= runs/hotpotqa-smollm2
 $(SMOLLM2): | $(VENV)/.gguf
 	$(BIN)/python scripts/fetch_smollm2.py --output $@
 
-hotpotqa-smollm2: $(SMOLLM2) | $(VENV)/.gguf ## five steps of a real model on real questions; DATA=folder (MINUTES minutes)
+hotpotqa-smollm2: $(SMOLLM2) | $(VENV)/.gguf ## five steps of a real model on real questions; DATA=folder (about 15 minutes of one core)
 	@if [ -e $(RUN)/recipe.toml ]; then $(BIN)/evenhand train --resume $(RUN); else \
 	  $(BIN)/evenhand train recipes/hotpotqa-smollm2.toml --out $(RUN) \
 	    --set model.path=$(SMOLLM2) --set data.folder=$(DATA); fi

@@ -192,7 +192,7 @@ def big_recipe(options: argparse.Namespace, model: str) -> Any:
     sizes = (2, 2, 2, 2) if options.small else (4, 8, 8, 16)
     turn = 8 if options.small else 64
     is_real = Path(model) == options.model
-    template = "searchr1-chat" if is_real else "evenhand.world:template"
+    template = "few-shot" if is_real else "evenhand.world:template"
     return world_recipe(options, model, sizes, [
         f"environment.template={template}", f"environment.limits.max_turn_tokens={turn}",
         "environment.limits.retry_truncated=true", "environment.limits.max_invalid=3",

@@ -224,9 +224,10 @@ def test_what_rows_do_after_one_has_ended_changes_nothing_for_it(llama: Any) -> 
     prompts = [TOKENIZER.encode(f"question {at}") for at in range(6)]
     found = []
     for most in (1, 60):
-        with policy(llama).session(Sampling(seed=2)) as session:
+        # Nothing but its limit ends a turn: row 0 stays in the batch while row 1 goes on.
+        with policy(llama, stop_token_ids=()).session(Sampling(seed=2)) as session:
             pending = [
-                TurnRequest(RowKey(0, str(at), 0), prompt, 12 if at < 3 else most)
+                TurnRequest(RowKey(0, str(at), 0), prompt, (3, 7, 12)[at] if at < 3 else most, ())
                 for at, prompt in enumerate(prompts)
             ]
             done = {}
@@ -234,6 +235,7 @@ def test_what_rows_do_after_one_has_ended_changes_nothing_for_it(llama: Any) -> 
                 done.update({turn.key: turn for turn in session.generate(pending)})
                 pending = []
         found.append([done[RowKey(0, str(at), 0)] for at in range(3)])
+    assert [len(turn.token_ids) for turn in found[0]] == [3, 7, 12]
     for one, other in zip(*found, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)

@@ -142,9 +142,13 @@ def test_seeds_make_one_family_that_goes_on_where_it_was(
     lines = [x for x in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", x)]
     assert len(lines) == 2
     assert "median gain in exact match over 2 seeds: " in out
-    first = (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes()
+    folders = [tmp_path / "family" / f"seed-{n}" for n in (0, 1)]
+    one, other = ((path / "trajectories" / "step-000001.jsonl.gz").read_bytes() for path in folders)
+    assert one != other
+    assert "seed = 1" in (folders[1] / "recipe.toml").read_text()
+    first = (folders[1] / "metrics.jsonl").read_bytes()
     assert main(arguments) == 0
-    assert (tmp_path / "family" / "seed-1" / "metrics.jsonl").read_bytes() == first
+    assert (folders[1] / "metrics.jsonl").read_bytes() == first
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,8 @@ def test_an_exported_model_is_loaded_by_transformers_and_has_the_trained_weights
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     trained = load_trained(run, device="cpu")[0].model
+    written = model.state_dict()
+    assert all(torch.equal(written[name], value) for name, value in weights(run).items())
     ids = torch.tensor([tokenizer.encode("who made the lamp ?")])
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, trained(input_ids=ids).logits)
