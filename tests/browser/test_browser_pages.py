@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from conftest import ROOT
 from evenhand.trajectory import write_trajectories
 from run_builder import group, write_run
@@ -110,7 +111,8 @@ def test_pointing_at_a_curve_shows_its_values(browser: Browser, pages: dict[str,
 
 def test_a_series_can_be_switched_off(browser: Browser, pages: dict[str, str]) -> None:
     browser.open(pages["report"])
-    visible = "[...document.querySelectorAll('.series.s1')].filter((e) => e.checkVisibility())"
+    visible = ("[...document.querySelectorAll('.series.s1')]"
+               ".filter((e) => getComputedStyle(e).display !== 'none')")  # fmt: skip
     assert browser.js(f"return {visible}.length") > 3
     browser.js("document.querySelector('[data-series=s1]').click()")
     assert browser.js(f"return {visible}.length") == 0
@@ -259,9 +261,7 @@ def test_a_new_step_appears_while_the_page_is_open(
     run, address = live
     browser.open(address)
     browser.wait("document.querySelector('.group .trajectory')")
-    assert browser.js("return document.getElementById('run-state').innerText") == "● running" or (
-        browser.js("return document.getElementById('run-state').innerText") == "running"
-    )
+    assert browser.js("return document.getElementById('run-state').textContent") == "running"
     shown = browser.js(f"return {SHOWN}")
     write_trajectories(run / "trajectories/step-000003.jsonl.gz", group(3, 0, text="Fresh one?"))
     browser.wait(f"{TOTAL} === 12")

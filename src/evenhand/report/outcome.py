@@ -87,7 +87,8 @@ def _one(
         moved = [b - a for a, b in zip(firsts, lasts, strict=True)]
         bounds = (0.0, 1.0) if _is_share(key) else (-math.inf, math.inf)
         before, after = _inside(over_seeds(firsts), *bounds), _inside(over_seeds(lasts), *bounds)
-        return BeforeAfter(name, n, before, after, over_seeds(moved))
+        change = _inside(over_seeds(moved), -bounds[1], bounds[1])
+        return BeforeAfter(name, n, before, after, change)
     run, first, last = pairs[0]
     change = Estimate(last[key] - first[key], math.nan, math.nan, n)
     if key == "eval/exact_match" and first is not last:

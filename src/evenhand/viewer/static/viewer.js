@@ -109,6 +109,9 @@
     }
     detail.scrollTop = 0;
     document.body.classList.add("open");
+    const cards = detail.querySelector(".members");
+    const card = detail.querySelector(".current");
+    if (card) cards.scrollLeft = card.offsetLeft - cards.offsetLeft - 20;
     if (matchMedia("(max-width: 760px)").matches) scrollTo(0, 0);
     remember();
   };
