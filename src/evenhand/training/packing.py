@@ -29,10 +29,11 @@ class Attention:
     """The new tokens of some rows, which attend to all tokens of their rows.
 
     Attributes:
-        queries: `[B, S]` places of the new tokens of each row, padded on the right with its last.
+        queries: `[B, S]` places of the tokens of each row that attend: the new ones at least;
+            padded on the right with its last.
         keys: `[B, L]` places of all tokens of each row, padded likewise.
-        seen: `[B]` how many tokens of a row come before its new ones. All 0: plain causal
-            attention, `L == S`.
+        seen: `[B]` how many tokens of a row come before those. All 0: plain causal attention,
+            `L == S`.
     """
 
     queries: IntArray
@@ -47,9 +48,9 @@ class PackedBatch:
     Attributes:
         ids: `[N]` different tokens of the rows.
         positions: `[N]` their positions, from 0.
-        attentions: each of the `N` tokens is a query of exactly one of them.
-        outputs: `[N]` where the token stands among the queries of all attentions, one after the
-            other, row by row, padding included.
+        attentions: each of the `N` tokens is a query at least once.
+        outputs: `[N]` where it is, among the queries of all attentions, one after the other, row
+            by row, padding included.
         predictors: `[p]` places of the tokens that predict a target; equal pairs of predictor and
             target stand once.
         predicted: `[p]` ids of these targets.
@@ -114,7 +115,7 @@ def packed(rows: Sequence[Row]) -> PackedBatch:
     attentions = _attentions(paths, seen)
     outputs = np.zeros(count, dtype=np.int64)
     flat = np.concatenate([group.queries.ravel() for group in attentions])
-    # The first place of a token is its own; later ones are padding.
+    # A token may be a query several times, with the same result: the first one counts.
     outputs[flat[::-1]] = np.arange(len(flat))[::-1]
     return PackedBatch(
         ids=np.concatenate(ids),
@@ -136,13 +137,18 @@ def _common(first: IntArray, second: IntArray) -> int:
     return int(differs[0]) if len(differs) else n
 
 
-def _attentions(paths: Sequence[IntArray], seen: Sequence[int]) -> list[Attention]:
-    """Group rows of similar size, those without a shared beginning apart."""
-    own = [len(path) - shared for path, shared in zip(paths, seen, strict=True)]
+def _attentions(paths: Sequence[IntArray], shared: Sequence[int]) -> list[Attention]:
+    """Group rows of similar size, those that need no mask apart."""
+    # Half of the products of causal attention are skipped, and none of those under a mask: a short
+    # beginning is cheaper done again.
+    seen = [
+        0 if 2 * before < len(path) else before for path, before in zip(paths, shared, strict=True)
+    ]
+    own = [len(path) - before for path, before in zip(paths, seen, strict=True)]
     work = [n * len(path) for n, path in zip(own, paths, strict=True)]
     result: list[Attention] = []
-    for is_first in (True, False):
-        members = [at for at in range(len(paths)) if own[at] and (seen[at] == 0) is is_first]
+    for is_causal in (True, False):
+        members = [at for at in range(len(paths)) if own[at] and (seen[at] == 0) is is_causal]
         members.sort(key=lambda at: (-work[at], -own[at]))
         group: list[int] = []
         for at in members:

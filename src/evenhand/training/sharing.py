@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -101,9 +102,15 @@ def _attend(
     return torch.cat(found).index_select(0, plan.outputs).unsqueeze(0), None
 
 
+@cache
+def _register() -> None:
+    require("transformers", "train", "training").AttentionInterface.register(NAME, _attend)
+
+
 @contextmanager
 def shared_attention(model: Model, batch: PackedBatch) -> Iterator[_Plan]:
     """Let every layer of `model` attend within the rows of `batch`."""
+    _register()
     config = text_config(model)
     plan = _Plan(batch, model.get_input_embeddings().weight.dtype)
     before, token = config._attn_implementation, _PLAN.set(plan)
@@ -132,7 +139,6 @@ def can_share(model: Model) -> bool:
         or getattr(bare, "is_gradient_checkpointing", False)
     ):
         return False
-    require("transformers", "train", "training").AttentionInterface.register(NAME, _attend)
     batch = packed([_row((1, 0, 1, 0), len(weight)), _row((1, 0, 1, 1, 0), len(weight))])
     with torch.no_grad():
         try:
