@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-extras lint types imports format bench clean
+.PHONY: help quickstart test test-slow test-extras lint types imports format bench bench-trl clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -58,5 +58,14 @@ imports: $(VENV)/.dev ## the direction of imports
 bench: $(VENV)/.dev ## cost of credit (about three minutes)
 	$(BIN)/python benchmarks/credit.py
 
+$(VENV)-trl/.done: constraints.txt
+	$(PYTHON) -m venv $(VENV)-trl
+	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		trl==1.16.0 torch "transformers==$$($(BIN)/python -c 'import transformers as t; print(t.__version__)')"
+	@touch $@
+
+bench-trl: $(VENV)/.extras $(VENV)-trl/.done ## a training step against TRL's (about 25 minutes; 2 GB)
+	$(BIN)/python benchmarks/against_trl.py
+
 clean: ## forget the environment and what the quickstart wrote
-	rm -rf $(VENV) quickstart
+	rm -rf $(VENV) $(VENV)-trl quickstart

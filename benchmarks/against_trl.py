@@ -7,16 +7,17 @@
 Each round runs two processes after each other, TRL's in its own environment and evenhand's, and
 each makes one whole training step of 128 rollouts (`against_trl_workload.py`) with the same random
 Llama of 2.16 million parameters in float32. Where turns end is forced through the logits; all other
-tokens are sampled. Both sides encode, sample, observe and train the same number of tokens, and every
-sampled token has credit (GRPO, mean over tokens, AdamW, clipping at 1); the script checks that.
+tokens are sampled. Both sides have prompts, turns and observations of the same number of tokens,
+and every sampled token has credit (GRPO, mean over tokens, AdamW, clipping at 1); the script checks
+that.
 The first step of a process takes no longer than later ones, so it is the one that counts.
 
 What differs. TRL renders and parses chat messages through its tokenizer's template, evenhand bare
 text with tags. TRL's rollouts are `_generate`; its training is the step without generation and
 scoring. evenhand's rollouts are `collect` and the reward; its training is all the rest: credit,
 batches, loss, optimiser, and the files of the run, which TRL does not write here. TRL has bf16
-and gradient checkpointing off, because its defaults are several times slower on a CPU, micro-batches
-of 16 rollouts, and `generate` with its dynamic cache. evenhand has its defaults.
+and gradient checkpointing off, because its defaults are several times slower on a CPU,
+micro-batches of 16 rollouts, and `generate` with its dynamic cache. evenhand has its defaults.
 
 Seconds are CPU seconds of the process, so other work on the machine disturbs little. Exit code 1 if
 the median over rounds of a ratio is below its threshold: rollouts 1.6, training 2.2, step 1.9. The
@@ -45,7 +46,7 @@ GOAL_LONG = 2.5
 
 def one_step(python: str, script: str, name: str) -> dict[str, Any]:
     """Run a side in a process of its own; return what it measured, once the counts are checked."""
-    threads = {key: "1" for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     done = subprocess.run(
         [python, "-W", "ignore", str(HERE / script), name, "1"],
         env={**os.environ, **threads, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True,
@@ -93,8 +94,11 @@ def report(name: str, table: dict[str, dict[str, float]]) -> bool:
     plan, kept = workload(name), True
     print(f"{name}: {plan.sampled} tokens sampled, {plan.tokens} in all, {plan.searches} searches")
     for phase, line in table.items():
-        print(f"  {phase:8s} TRL {line['theirs_s']:7.2f} s, evenhand {line['ours_s']:7.2f} s, "
-              f"ratio {line['ratio']:.2f} [{line['lowest']:.2f}, {line['highest']:.2f}]", end="")
+        print(
+            f"  {phase:8s} TRL {line['theirs_s']:7.2f} s, evenhand {line['ours_s']:7.2f} s, "
+            f"ratio {line['ratio']:.2f} [{line['lowest']:.2f}, {line['highest']:.2f}]",
+            end="",
+        )
         if name == "short":
             kept &= line["ratio"] >= THRESHOLDS[phase]
             print(f", at least {THRESHOLDS[phase]}")

@@ -13,19 +13,19 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import against_trl_workload as work
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import against_trl_workload as work
 from evenhand.protocol import Document, render_information
-from evenhand.rollout import Progress, RowKey
+from evenhand.rollout import RowKey
 from evenhand.rollout.transformers import TransformersPolicy
 from evenhand.training.listener import Listener
 from evenhand.training.loop import Trainer
@@ -41,11 +41,15 @@ def template(question: str) -> str:
     return f"<user> {question} <asst>"
 
 
+def row_of(question: str, rollout: int) -> int:
+    """Number of a rollout; a question is named `questions/NUMBER`."""
+    return int(question.rsplit("/")[-1]) * work.GROUP + rollout
+
+
 def reward(trajectory: Trajectory) -> float:
     _, question, rollout = trajectory.id.split(":")
     assert trajectory.step is not None
-    row = int(question.rsplit("/")[-1]) * work.GROUP + int(rollout)
-    return work.reward(row, trajectory.step)
+    return work.reward(row_of(question, int(rollout)), trajectory.step)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Script:
     """Ends turns where the script says; no special token before."""
 
     def __init__(self, plan: work.Workload) -> None:
-        self._forced = np.zeros((work.ROWS, 1 + max(map(sum, plan.turns))), dtype=np.int64)
+        self._forced = np.zeros((len(plan.turns), 1 + max(map(sum, plan.turns))), dtype=np.int64)
         for row, lengths in enumerate(plan.turns):
             begin = 0
             for length in lengths[:-1]:
@@ -78,14 +82,13 @@ class Script:
                 begin += length
             last = begin + lengths[-1] - 1
             self._forced[row, [begin, last]] = work.ANSWER, work.ANSWER_END
-        self._drawn = np.zeros(work.ROWS, dtype=np.int64)
+        self._drawn = np.zeros(len(plan.turns), dtype=np.int64)
 
     def begin(self) -> None:
         self._drawn[:] = 0
 
     def __call__(self, logits: Any, keys: Sequence[RowKey | None], _places: Any) -> Any:
-        rows = np.array([-1 if key is None else int(key.question.rsplit("/")[-1]) * work.GROUP + key.rollout
-                         for key in keys])  # fmt: skip
+        rows = np.array([-1 if key is None else row_of(key.question, key.rollout) for key in keys])
         live = np.flatnonzero(rows >= 0)
         forced = np.zeros(len(rows), dtype=np.int64)
         forced[live] = self._forced[rows[live], self._drawn[rows[live]]]
@@ -118,12 +121,14 @@ def settings(folder: Path, plan: work.Workload, steps: int) -> dict[str, Any]:
         "name": "against-trl", "steps": steps,
         "model": {"path": str(folder), "precision": "float32", "threads": 1, "device": "cpu"},
         "data": {"train": str(questions), "evaluate": None, "shuffle": False},
-        "retrieval": {"retriever": f"{HERE}:Pages", "documents": 1, "settings": {"plan": plan.name}},
+        "retrieval": {
+            "retriever": f"{HERE}:Pages", "documents": 1, "settings": {"plan": plan.name},
+        },
         "environment": {
             "template": f"{HERE}:template",
             "limits": {"max_context": 2048, "announce_last": False},
         },
-        "rollout": {"questions": work.PROMPTS, "group_size": work.GROUP},
+        "rollout": {"questions": len(plan.prompts), "group_size": plan.group},
         "reward": {"name": f"{HERE}:reward"},
         "credit": {"estimator": "grpo"},
         "loss": {"aggregation": "token_mean"},
@@ -145,7 +150,7 @@ class Clock(Listener):
     def started(self, *_: Any) -> None:
         self._ended = time.process_time()
 
-    def stepped(self, progress: Progress, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+    def stepped(self, *_: Any) -> None:
         now = time.process_time()
         step = now - self._ended
         self.steps.append({"rollouts": self.collecting, "training": step - self.collecting,
@@ -177,7 +182,8 @@ class Timed(Trainer):
         return super()._update(trajectories, step)
 
 
-def main(name: str, steps: int) -> None:
+def steps_of(name: str, steps: int) -> list[dict[str, Any]]:
+    """Train for a few steps on a workload; return what each took."""
     plan = work.workload(name)
     script, clock = Script(plan), Clock()
     with tempfile.TemporaryDirectory() as folder:
@@ -197,8 +203,8 @@ def main(name: str, steps: int) -> None:
             trainer.run()
         finally:
             trainer.close()
-    sys.stdout.write(json.dumps(clock.steps) + "\n")
+    return clock.steps
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps(steps_of(sys.argv[1], int(sys.argv[2]))))

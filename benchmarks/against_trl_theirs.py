@@ -16,10 +16,9 @@ import tempfile
 import time
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "WANDB_DISABLED": "true",
-               "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}  # fmt: skip
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1",
+               "TOKENIZERS_PARALLELISM": "false", "WANDB_DISABLED": "true"}  # fmt: skip
 
-import against_trl_workload as work
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -32,6 +31,8 @@ from transformers import (
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer
+
+import against_trl_workload as work
 
 CHAT = """\
 {%- for message in messages -%}
@@ -228,7 +229,7 @@ def main(name: str, steps: int) -> None:
         trainer.force_lengths(plan)
         trainer.train()
     assert Environment.searched == steps * plan.searches, "the script was not followed"
-    sys.stdout.write(json.dumps(clock.steps) + "\n")
+    print(json.dumps(clock.steps))
 
 
 if __name__ == "__main__":

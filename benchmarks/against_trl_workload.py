@@ -2,8 +2,8 @@
 
 16 prompts x 8 rollouts. A rollout searches 0 to 4 times (mean 2.1), in turns of 8 to 16 tokens, and
 answers in 6 to 14. Lengths are scripted; what the tokens between are is sampled. An observation has
-about 60 tokens (`short`), or 300 with four searches in every rollout (`long`); its length depends on
-the length of the query alone, so that both sides see the same number of tokens.
+about 60 tokens (`short`), or 300 with four searches in every rollout (`long`); its length depends
+on the length of the query alone, so that both sides see the same number of tokens.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ class Workload:
     observation: int
 
     @property
+    def group(self) -> int:
+        """Rollouts of a prompt."""
+        return len(self.turns) // len(self.prompts)
+
+    @property
     def sampled(self) -> int:
         """Tokens that the policy samples in a step."""
         return sum(map(sum, self.turns))
@@ -63,7 +68,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens of a step, each once: prompts, turns, observations."""
-        prompts = sum(len(prompt.split()) + 2 for prompt in self.prompts) * GROUP
+        prompts = sum(len(prompt.split()) + 2 for prompt in self.prompts) * self.group
         # The tags are no words of the query.
         seen = sum(self.observed(n - 2) for lengths in self.turns for n in lengths[:-1])
         return prompts + self.sampled + seen
@@ -77,18 +82,18 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """Return `short` or `long`."""
+    """Return `short`, `long`, or `even:P:N:T`: P prompts, N searches each, observations from T."""
     draw = random.Random(1234)
+    kind, *numbers = name.split(":")
+    count, searches, observation = map(int, numbers) if numbers else (PROMPTS, 4, 50)
     prompts = tuple(
-        " ".join(draw.choice(WORDS) for _ in range(draw.randint(16, 32))) for _ in range(PROMPTS)
+        " ".join(draw.choice(WORDS) for _ in range(draw.randint(16, 32))) for _ in range(count)
     )
-    many = [draw.choices(range(5), (0.1, 0.25, 0.3, 0.25, 0.1))[0] for _ in range(ROWS)]
-    if name == "long":
-        many = [4] * ROWS
-    turns = tuple(
-        (*(draw.randint(8, 16) for _ in range(n)), draw.randint(6, 14)) for n in many
-    )
-    return Workload(name, prompts, turns, 290 if name == "long" else 50)
+    many = [draw.choices(range(5), (0.1, 0.25, 0.3, 0.25, 0.1))[0] for _ in range(count * GROUP)]
+    if kind != "short":
+        many = [searches] * (count * GROUP)
+    turns = tuple((*(draw.randint(8, 16) for _ in range(n)), draw.randint(6, 14)) for n in many)
+    return Workload(name, prompts, turns, 290 if kind == "long" else observation)
 
 
 def reward(row: int, step: int) -> float:

@@ -137,13 +137,8 @@ def _common(first: IntArray, second: IntArray) -> int:
     return int(differs[0]) if len(differs) else n
 
 
-def _attentions(paths: Sequence[IntArray], shared: Sequence[int]) -> list[Attention]:
+def _attentions(paths: Sequence[IntArray], seen: Sequence[int]) -> list[Attention]:
     """Group rows of similar size, those that need no mask apart."""
-    # Half of the products of causal attention are skipped, and none of those under a mask: a short
-    # beginning is cheaper done again.
-    seen = [
-        0 if 2 * before < len(path) else before for path, before in zip(paths, shared, strict=True)
-    ]
     own = [len(path) - before for path, before in zip(paths, seen, strict=True)]
     work = [n * len(path) for n, path in zip(own, paths, strict=True)]
     result: list[Attention] = []
@@ -165,9 +160,7 @@ def _attentions(paths: Sequence[IntArray], shared: Sequence[int]) -> list[Attent
     return result
 
 
-def _attention(
-    group: Sequence[int], paths: Sequence[IntArray], seen: Sequence[int]
-) -> Attention:
+def _attention(group: Sequence[int], paths: Sequence[IntArray], seen: Sequence[int]) -> Attention:
     return Attention(
         queries=_padded([paths[at][seen[at] :] for at in group]),
         keys=_padded([paths[at] for at in group]),
