@@ -9,7 +9,7 @@ SEED ?= 0
 QUICKSTART := runs/quickstart-seed-$(SEED)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart sample hotpotqa-smollm2 gpu test test-slow test-extras test-browser lint types imports format bench clean
+.PHONY: help quickstart sample hotpotqa-smollm2 gpu test test-slow test-extras test-browser lint types imports format bench bench-trl clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -101,5 +101,14 @@ imports: $(VENV)/.dev ## the direction of imports
 bench: $(VENV)/.dev ## cost of credit (about three minutes)
 	$(BIN)/python benchmarks/credit.py
 
-clean: ## forget the environment and what quickstart and sample wrote
-	rm -rf $(VENV) runs/sample runs/quickstart-seed-*
+$(VENV)-trl/.done: constraints.txt
+	$(PYTHON) -m venv $(VENV)-trl
+	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		trl==1.16.0 torch "transformers==$$($(BIN)/python -c 'import transformers as t; print(t.__version__)')"
+	@touch $@
+
+bench-trl: $(VENV)/.extras $(VENV)-trl/.done ## a training step against TRL's (about 25 minutes; 2 GB)
+	$(BIN)/python benchmarks/against_trl.py
+
+clean: ## forget the environments and what quickstart and sample wrote
+	rm -rf $(VENV) $(VENV)-trl runs/sample runs/quickstart-seed-*

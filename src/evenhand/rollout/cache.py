@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class RowCache:
         rows, length = max(rows, self._rows), max(length, self._length)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
-                new = old.new_zeros((rows, old.shape[1], length + 1, old.shape[3]))
+                new = _zeros((rows, old.shape[1], length + 1, old.shape[3]), old)
                 new[: self._rows, :, : self._length] = old[:, :, : self._length]
                 tensors[layer] = new
         self._rows, self._length = rows, length
@@ -89,7 +90,7 @@ class RowCache:
             if layer_idx == len(tensors):
                 heads, size = states.shape[1], states.shape[3]
                 # Zeros, because what is masked is still multiplied by 0.
-                tensors.append(states.new_zeros((self._rows, heads, self._length + 1, size)))
+                tensors.append(_zeros((self._rows, heads, self._length + 1, size), states))
             held = tensors[layer_idx]
             held[self._where] = states.transpose(1, 2)
             seen = held[:, :, : self._read]
@@ -111,3 +112,12 @@ class RowCache:
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 the interface
         """Return 0: positions and masks are always given, so no model needs to derive them."""
         return 0
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return zeros; on a CPU, memory that is never written costs nothing."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    # numpy asks the system for zeroed pages; torch writes every zero.
+    memory = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
+    return torch.from_numpy(memory).view(like.dtype).view(shape)

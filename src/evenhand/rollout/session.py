@@ -3,8 +3,9 @@
 Rows sit in slots of one cache; those that decode are slots `0 .. n - 1`. A call of `generate`
 
 1. takes up the turns it was given and moves the rows that decode to the front,
-2. encodes what is new of each context (documents after a search; a prompt once for all the rows
-   that share it, a common beginning of different prompts once for all of them),
+2. encodes what is new of each context (documents after a search; equal contexts, such as prompts or
+   the same query after the same prompt, once for all the rows that have them, and a common
+   beginning of different prompts once for all of them),
 3. decodes until enough rows have finished (`rejoin`), and returns those.
 
 Until then a finished row stays where it is and computes a token that nobody reads: at a share of
@@ -236,12 +237,9 @@ class CachedSession:
         return [row for row in joining if not row.decodes]
 
     def _leaders(self, joining: list[_Row]) -> dict[RowKey, _Row]:
-        """Map each row to the one that encodes its context: the first new row that has the same."""
+        """Map each row to the one that encodes its context: the first that has the same."""
         first: dict[bytes, _Row] = {}
-        return {
-            row.key: first.setdefault(row.context.tobytes(), row) if row.held == 0 else row
-            for row in joining
-        }
+        return {row.key: first.setdefault(row.context.tobytes(), row) for row in joining}
 
     def _share_beginning(self, rows: list[_Row]) -> None:
         """Encode the common beginning of different prompts once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from evenhand.arrays import FloatArray, IntArray
 from evenhand.errors import ConfigError, require
 from evenhand.training.batching import MicroBatch, Row, micro_batches
+from evenhand.training.packing import PackedBatch, packed_batches
+from evenhand.training.sharing import can_share, shared_attention
 
 torch: Any = require("torch", "train", "training")
 
@@ -53,7 +56,7 @@ def head_on(model: Model, row: Tensor, position: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forward:
     """A model and how to run it.
 
@@ -69,19 +72,51 @@ class Forward:
     temperature: float = 1.0
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def __call__(self, batch: MicroBatch, *, entropy: bool = False) -> TokenOutputs:
+    @cached_property
+    def shares(self) -> bool:
+        """Whether rows that begin alike are computed together; see `sharing.can_share`."""
+        return self.autocast is nullcontext and can_share(self.model)
+
+    def batches(self, rows: Sequence[Row], max_tokens: int) -> Sequence[MicroBatch | PackedBatch]:
+        """Cut rows into what one call takes; see `packed_batches` and `micro_batches`."""
+        return (packed_batches if self.shares else micro_batches)(rows, max_tokens)
+
+    def __call__(self, batch: MicroBatch | PackedBatch, *, entropy: bool = False) -> TokenOutputs:
         """Run a micro-batch; the gradient is kept if torch keeps gradients."""
+        if isinstance(batch, MicroBatch):
+            logits = self._padded(batch)
+            return self._outputs(logits, self.tensor(batch.targets.ids), entropy=entropy)
+        logits = self._packed(batch)
+        found = self._outputs(logits, self.tensor(batch.predicted), entropy=entropy)
+        pairs = self.tensor(batch.pairs)
+        return TokenOutputs(*(None if each is None else each[pairs] for each in found))
+
+    def _padded(self, batch: MicroBatch) -> Tensor:
+        """Return the logits `[n, V]` that predict the targets."""
         row = self.tensor(batch.row)
         position = self.tensor(batch.targets.position - 1)
         with head_on(self.model, row, position), self.autocast():
             # Positions are counted from 0 and padding is on the right: no mask is needed.
-            output = self.model(input_ids=self.tensor(batch.ids), use_cache=False)
-        logits = output.logits[0]
+            return self.model(input_ids=self.tensor(batch.ids), use_cache=False).logits[0]
+
+    def _packed(self, batch: PackedBatch) -> Tensor:
+        """Return the logits `[p, V]` that predict the pairs."""
+        places = self.tensor(batch.predictors)
+        with (
+            head_on(self.model, torch.zeros_like(places), places),
+            shared_attention(self.model, batch),
+        ):
+            return self.model(
+                input_ids=self.tensor(batch.ids)[None],
+                position_ids=self.tensor(batch.positions)[None],
+                use_cache=False,
+            ).logits[0]
+
+    def _outputs(self, logits: Tensor, target: Tensor, *, entropy: bool) -> TokenOutputs:
         # At least float32: a softmax over half precision would be noise.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature != 1:
             logits = logits / self.temperature
-        target = self.tensor(batch.targets.ids)
         logprobs = -torch.nn.functional.cross_entropy(logits, target, reduction="none")
         if not entropy:
             return TokenOutputs(logprobs, None)
@@ -92,7 +127,7 @@ class Forward:
         """Return `[n]` log-probabilities of the targets of each row, without gradient."""
         found: dict[int, FloatArray] = {}
         with torch.no_grad():
-            for batch in micro_batches(rows, max_tokens):
+            for batch in self.batches(rows, max_tokens):
                 values = self(batch).logprobs.double().cpu().numpy()
                 cuts = np.cumsum([len(row.targets) for row in batch.members])[:-1]
                 for row, part in zip(batch.members, np.split(values, cuts), strict=True):

@@ -34,7 +34,7 @@ from evenhand.errors import ConfigError, require
 from evenhand.rewards import get_reward, score_trajectory
 from evenhand.rollout import Policy, Sampling, collect, leaves_room
 from evenhand.training import metrics as figures
-from evenhand.training.batching import Row, micro_batches, mini_batches, rows_of, weighted
+from evenhand.training.batching import Row, mini_batches, rows_of, weighted
 from evenhand.training.checkpoint import Checkpoints, Trained
 from evenhand.training.config import Recipe
 from evenhand.training.forward import Forward
@@ -312,7 +312,7 @@ class Trainer:
         tensor = self._forward.tensor
         # With a single optimiser step a batch, the trainer's old policy is the current one.
         old_is_new = loss.old == "trainer" and loss.minibatches * loss.epochs == 1
-        for micro in micro_batches(live, loss.micro_tokens):
+        for micro in self._forward.batches(live, loss.micro_tokens):
             outputs = self._forward(micro, entropy=loss.entropy > 0)
             targets = micro.targets
             batch = TokenBatch(
