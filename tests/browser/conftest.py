@@ -49,7 +49,7 @@ class Browser:
         """Run a script and return what it returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, condition: str, seconds: float = 30) -> Any:
+    def wait(self, condition: str, seconds: float = 60) -> Any:
         """Wait until a JavaScript expression is true; return its value."""
         from selenium.webdriver.support.ui import WebDriverWait
 
