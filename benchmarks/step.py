@@ -5,8 +5,8 @@
 
 Overhead: steps of `recipes/quickstart.toml` as they are, one thread. Model compute is the time
 inside the model's forward passes (sampling and training; LM head included), the backward pass,
-gradient clipping and the optimiser. All the rest is overhead: prompts, scheduling, drawing tokens, parsing,
-search, reward, credit, batches, records. Exit code 1 if its median share is 15 % or more.
+gradient clipping and the optimiser. All the rest is overhead: prompts, scheduling, drawing tokens,
+parsing, search, reward, credit, batches, records. Exit code 1 if its median share is 15 % or more.
 
 Growth: the scripted workload of `against_trl.py` with 32 rollouts, 2 searches and observations of
 60 tokens, one of the three changed at a time.
