@@ -22,12 +22,13 @@ from evenhand.environment import (
     Generate,
     Labels,
     Limits,
+    PromptTokenizer,
     Search,
     SearchOutcome,
     Tokenizer,
 )
 from evenhand.errors import ConfigError, DataError
-from evenhand.prompts import Notices, Template
+from evenhand.prompts import Notices, Prompt, Template
 from evenhand.protocol import Document
 from evenhand.rollout.policy import Policy, RowKey, Sampling, Session, TurnRequest
 from evenhand.trajectory import Trajectory
@@ -157,6 +158,7 @@ def _episodes(
     limits = environment.limits
     if policy.max_context is not None and policy.max_context < limits.max_context:
         limits = replace(limits, max_context=policy.max_context)
+    tokenizer = _remembering(policy.tokenizer)
     episodes: dict[RowKey, Episode] = {}
     for question in questions:
         group = group_name(question, step)
@@ -175,7 +177,7 @@ def _episodes(
                 hops=question.hops,
                 supporting_titles=question.supporting_titles,
             )
-            episodes[key] = _episode(question, policy.tokenizer, environment, limits, labels)
+            episodes[key] = _episode(question, tokenizer, environment, limits, labels)
     return episodes
 
 
@@ -195,6 +197,43 @@ def _episode(
         notices=environment.notices,
         labels=labels,
     )
+
+
+class _Memory:
+    """A tokenizer that encodes each text once: rollouts share prompts, and often documents."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> Sequence[int]:
+        if text not in self._known:
+            self._known[text] = list(self._tokenizer.encode(text))
+        return self._known[text].copy()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+class _PromptMemory(_Memory):
+    """The same for one that knows how its model wants a prompt."""
+
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        super().__init__(tokenizer)
+        self._of_prompts = tokenizer
+        self._prompts: dict[tuple[bool, str], list[int]] = {}
+
+    def encode_prompt(self, prompt: Prompt) -> Sequence[int]:
+        name = isinstance(prompt, str), str(prompt)
+        if name not in self._prompts:
+            self._prompts[name] = list(self._of_prompts.encode_prompt(prompt))
+        return self._prompts[name].copy()
+
+
+def _remembering(tokenizer: Tokenizer) -> Tokenizer:
+    if isinstance(tokenizer, PromptTokenizer):
+        return _PromptMemory(tokenizer)
+    return _Memory(tokenizer)
 
 
 class _Loop:
