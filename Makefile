@@ -101,13 +101,13 @@ imports: $(VENV)/.dev ## the direction of imports
 bench: $(VENV)/.dev ## cost of credit (about three minutes)
 	$(BIN)/python benchmarks/credit.py
 
-$(VENV)-trl/.done: constraints.txt
+$(VENV)-trl/.done: constraints.txt | $(VENV)/.extras
 	$(PYTHON) -m venv $(VENV)-trl
 	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		trl==1.16.0 torch "transformers==$$($(BIN)/python -c 'import transformers as t; print(t.__version__)')"
 	@touch $@
 
-bench-trl: $(VENV)/.extras $(VENV)-trl/.done ## a training step against TRL's (about 25 minutes; 2 GB)
+bench-trl: $(VENV)-trl/.done ## a training step against TRL's (2 GB; about 20 minutes)
 	$(BIN)/python benchmarks/against_trl.py
 
 clean: ## forget the environments and what quickstart and sample wrote

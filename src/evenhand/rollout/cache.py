@@ -20,8 +20,9 @@ class RowCache:
     """A cache as the models of transformers use it: they call `update` in every layer.
 
     Each layer holds `[rows, heads, length + 1, size]`, allocated before it is needed and grown by
-    half. Token `p` of a row stands at place `p`: nothing is padded on the left, and no row depends
-    on the length of another. The extra last place takes what padding writes; nobody reads it.
+    half; threefold on a CPU, where memory costs nothing before it is written. Token `p` of a row
+    stands at place `p`: nothing is padded on the left, and no row depends on the length of another.
+    The extra last place takes what padding writes; nobody reads it.
     """
 
     is_compileable = False
@@ -58,7 +59,8 @@ class RowCache:
         if rows <= self._rows and length <= self._length:
             return
         if length > self._length:
-            length = -(-max(length, self._length * 3 // 2) // 64) * 64
+            grown = self._length * 3 if self._device.type == "cpu" else self._length * 3 // 2
+            length = -(-max(length, grown) // 64) * 64
         rows, length = max(rows, self._rows), max(length, self._length)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):

@@ -22,11 +22,13 @@ from evenhand.environment import (
     Generate,
     Labels,
     Limits,
+    PromptTokenizer,
     Search,
     SearchOutcome,
+    Tokenizer,
 )
 from evenhand.errors import ConfigError, DataError
-from evenhand.prompts import Notices, Template
+from evenhand.prompts import Notices, Prompt, Template
 from evenhand.protocol import Document
 from evenhand.rollout.policy import Policy, RowKey, Sampling, Session, TurnRequest
 from evenhand.trajectory import Trajectory
@@ -153,6 +155,7 @@ def _episodes(
     group_size: int,
     step: int | None,
 ) -> dict[RowKey, Episode]:
+    tokenizer = _remembering(policy.tokenizer)
     episodes: dict[RowKey, Episode] = {}
     for question in questions:
         group = group_name(question, step)
@@ -171,14 +174,28 @@ def _episodes(
                 hops=question.hops,
                 supporting_titles=question.supporting_titles,
             )
-            episodes[key] = new_episode(question.question, policy, environment, labels)
+            episodes[key] = new_episode(
+                question.question, policy, environment, labels, tokenizer=tokenizer
+            )
     return episodes
 
 
 def new_episode(
-    question: str, policy: Policy, environment: SearchEnvironment, labels: Labels | None = None
+    question: str,
+    policy: Policy,
+    environment: SearchEnvironment,
+    labels: Labels | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
 ) -> Episode:
     """Return an episode at its beginning; its context is lowered to what the policy takes.
+
+    Args:
+        question: what is asked.
+        policy: who will answer.
+        environment: the rules.
+        labels: fields of the trajectory that only the caller knows.
+        tokenizer: gives what the policy's gives; `None`: the policy's.
 
     Raises:
         DataError: the prompt leaves no room for a turn.
@@ -188,7 +205,7 @@ def new_episode(
         limits = replace(limits, max_context=policy.max_context)
     return Episode(
         question,
-        tokenizer=policy.tokenizer,
+        tokenizer=tokenizer or policy.tokenizer,
         limits=limits,
         template=environment.template,
         think_in_prompt=environment.think_in_prompt,
@@ -204,6 +221,43 @@ def leaves_room(question: Question, policy: Policy, environment: SearchEnvironme
     except DataError:
         return False
     return True
+
+
+class _Memory:
+    """A tokenizer that encodes each text once: rollouts share prompts, and often documents."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> Sequence[int]:
+        if text not in self._known:
+            self._known[text] = list(self._tokenizer.encode(text))
+        return self._known[text].copy()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+class _PromptMemory(_Memory):
+    """The same for one that knows how its model wants a prompt."""
+
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        super().__init__(tokenizer)
+        self._of_prompts = tokenizer
+        self._prompts: dict[tuple[bool, str], list[int]] = {}
+
+    def encode_prompt(self, prompt: Prompt) -> Sequence[int]:
+        name = isinstance(prompt, str), str(prompt)
+        if name not in self._prompts:
+            self._prompts[name] = list(self._of_prompts.encode_prompt(prompt))
+        return self._prompts[name].copy()
+
+
+def _remembering(tokenizer: Tokenizer) -> Tokenizer:
+    if isinstance(tokenizer, PromptTokenizer):
+        return _PromptMemory(tokenizer)
+    return _Memory(tokenizer)
 
 
 class _Loop:
