@@ -92,6 +92,17 @@ def test_evaluation_folders_become_tables_with_intervals(run: Path, tmp_path: Pa
     assert "a-model" in page
 
 
+def test_an_evaluation_with_hops_has_a_table_by_hops(run: Path, tmp_path: Path) -> None:
+    folder = write_results(tmp_path / "one")
+    results = json.loads((folder / "results.json").read_text())
+    cell = {"value": 0.25, "low": 0.1, "high": 0.5, "n": 8}
+    results["sets"]["hotpotqa"]["hops"] = {"1": {"exact_match": cell}, "2": {"f1": cell}}
+    (folder / "results.json").write_text(json.dumps(results))
+    page = page_of(run, evaluations=(folder,))
+    assert "hotpotqa, 1 hop<" in page
+    assert "0.250 [0.100, 0.500] of 8" in page
+
+
 def test_a_damaged_evaluation_is_a_note(run: Path, tmp_path: Path) -> None:
     folder = write_results(tmp_path / "one")
     (folder / "results.json").write_text('{"sets": [1')

@@ -236,17 +236,18 @@ def test_lora_trains_adapters_only_and_its_reference_is_the_model_without_them(
     assert second > 0
 
 
+@pytest.mark.parametrize("most", [1, 2])
 def test_groups_without_spread_are_replaced_counted_and_kept_in_the_file(
-    tiny_world: Path, tmp_path: Path
+    tiny_world: Path, tmp_path: Path, most: int
 ) -> None:
-    changes = {"rollout__filter_groups": True, "rollout__max_refills": 2, "steps": 1,
+    changes = {"rollout__filter_groups": True, "rollout__max_refills": most, "steps": 1,
                "reward__name": "tiny:only_lamps", "rollout__questions": 3}  # fmt: skip
     finish(begin(tiny_world, tmp_path / "run", **changes))
     (rollouts,) = rollouts_of(tmp_path / "run")
     last = rows_in(tmp_path / "run")[-1]
     replaced = [t for t in rollouts if t.metadata.get("replaced")]
     # There are two questions about lamps and three groups to fill: the cap ends the search.
-    assert last["groups/refills"] == 2
+    assert last["groups/refills"] == most
     assert last["groups/without_spread"] == len({t.group for t in replaced}) > 0
     assert all("lamp" in t.question for t in rollouts if not t.metadata.get("replaced"))
     assert {s.advantage for t in replaced for s in t.segments} == {0.0}

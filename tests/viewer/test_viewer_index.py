@@ -414,6 +414,17 @@ def test_checkpoints_figures_and_alarms_are_no_rollouts(run: Path) -> None:
     assert names == [f"trajectories/step-00000{n}.jsonl.gz" for n in (1, 2, 3)]
 
 
+def test_what_an_alarm_put_aside_is_shown_once(run: Path, tmp_path: Path) -> None:
+    for step in (2, 9):
+        for alarm in (3, 4):
+            folder = run / f"alarms/step-00000{alarm}"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_trajectories(folder / f"step-00000{step}.jsonl.gz", group(step, 0))
+    index = make_index(tmp_path / "cache", run)
+    assert total(index) == 24 + 4
+    assert total(index, step="9") == 4
+
+
 def test_a_run_before_its_first_step_may_be_opened(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=0)
     assert total(make_index(tmp_path / "cache", run)) == 0

@@ -108,13 +108,13 @@ def summarise(
         left_out: questions of a set that could not be asked, by reason.
 
     The result: `sets`, each a metric to `value`, `low`, `high`, `n`, with the same by number of
-    hops under `hops` where a set has several; `averages` over the sets that are there
+    hops under `hops` where a set has several; `averages` over the sets that have a scored question
     (`average_sets` names them and those that are missing); `excluded`, the environment faults of
     each set; `left_out`; `tokens_unit`, what tokens are counted in.
     """
     names = in_order(by_set)
     by_name = {name: figures(by_set[name]) for name in names}
-    over = averages(names)
+    over = averages(name for name in names if by_name[name]["exact_match"].n)
     units = {str(t.metadata.get("n_tokens_unit", "tokens")) for name in names for t in by_set[name]}
     return {
         "schema": SCHEMA,

@@ -13,6 +13,9 @@ from evenhand.diagnostics.findings import number
 from evenhand.diagnostics.intervals import Estimate
 
 RESULTS = "results.json"
+HOPS = "hops"
+"""Key of a set's figures by hops, beside those of all its questions."""
+
 _AVERAGES = (("single_hop", "single-hop"), ("multi_hop", "multi-hop"), ("all", "all sets"))
 _FIRST = ("exact_match", "f1")
 
@@ -44,12 +47,12 @@ def evaluation_tables(folders: Sequence[Path]) -> tuple[list[EvaluationTable], l
     figures = list(
         dict.fromkeys(
             figure for _, data in results for part in (data["sets"], data["averages"])
-            for cells in part.values() for figure in cells
+            for cells in part.values() for figure in cells if figure != HOPS
         )
     )  # fmt: skip
     figures.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     averages = [pair for pair in _AVERAGES if any(pair[0] in d["averages"] for _, d in results)]
-    return [
+    tables = [
         EvaluationTable(
             figure,
             [*sets, *(title for _, title in averages)],
@@ -60,11 +63,45 @@ def evaluation_tables(folders: Sequence[Path]) -> tuple[list[EvaluationTable], l
             ],
         )
         for figure in figures
-    ], notes  # fmt: skip
+    ]  # fmt: skip
+    return [*tables, *_by_hops(results, sets)], notes
+
+
+def _by_hops(
+    results: Sequence[tuple[str, Mapping[str, Any]]], sets: Sequence[str]
+) -> list[EvaluationTable]:
+    """Return exact match by hops, of the sets that tell hops."""
+    found = {
+        (name, at): cells[HOPS]
+        for at, (_, data) in enumerate(results)
+        for name in sets
+        if isinstance((cells := data["sets"].get(name, {})).get(HOPS), dict)
+    }
+    columns = []
+    for name in sets:
+        mine = {str(hops) for (other, _), cells in found.items() if other == name for hops in cells}
+        columns += [(name, hops) for hops in sorted(mine)]
+    if not columns:
+        return []
+
+    def cell(at: int, name: str, hops: str) -> str:
+        figures = found.get((name, at), {}).get(hops)
+        return _cell(figures.get(_FIRST[0]) if isinstance(figures, dict) else None)
+
+    return [
+        EvaluationTable(
+            "exact match by hops",
+            [f"{name}, {hops} hop{'' if hops == '1' else 's'}" for name, hops in columns],
+            [(name, [cell(at, *column) for column in columns]) for at, (name, _) in
+             enumerate(results)],
+        )
+    ]  # fmt: skip
 
 
 def _name(folder: Path, data: Mapping[str, Any], folders: Sequence[Path]) -> str:
     model = str(data.get("model") or folder.name)
+    if data.get("baseline"):
+        model += f", {data['baseline']}"
     return model if len(folders) == 1 else f"{model} ({folder.name})"
 
 
@@ -83,7 +120,7 @@ def _read(folder: Path, notes: list[str]) -> dict[str, Any] | None:
     except (ValueError, AttributeError, RecursionError):
         notes.append(f"{file} is no result of `evenhand eval`: it is cut or damaged")
     else:
-        return {"model": data.get("model"), **parts}
+        return {"model": data.get("model"), "baseline": data.get("baseline"), **parts}
     return None
 
 

@@ -96,7 +96,7 @@ def write_run_report(
     """Write the report of runs: one file that loads nothing from elsewhere.
 
     Runs whose recipes differ only in their seed are one series. Whatever of a run folder cannot be
-    read stands as a note on the page. About half a second for 50 steps of 128 rollouts.
+    read stands as a note on the page. About one second of work for 50 steps of 128 rollouts.
 
     Args:
         path: the HTML file; it appears whole or not at all.

@@ -145,8 +145,8 @@ def trajectory_view(
                     for d in segment.documents or ()
                 ],
                 parts=_parts(segment, decode) if segment.is_policy else [],
-                shade=_shade(segment, largest),
-                sign=_sign(segment),
+                shade=_shade(segment.advantage or 0.0, largest),
+                sign=_sign(segment.advantage or 0.0),
                 credit=_credit(segment),
             )
         )
@@ -156,7 +156,9 @@ def trajectory_view(
         answer=_answer(trajectory),
         queries=[s.query for s in trajectory.segments if s.query is not None],
         searches=number,
-        strip=_strip(views),
+        strip=credit_strip(
+            [(s.n_tokens, s.advantage or 0.0) for s in trajectory.segments if s.is_policy], largest
+        ),
     )
 
 
@@ -189,12 +191,11 @@ def _credit(segment: Segment) -> str:
     return text if segment.step_score is None else f"{text}, c {segment.step_score:.2f}"
 
 
-def _shade(segment: Segment, largest: float) -> int:
-    return min(10, math.ceil(10 * abs(segment.advantage or 0.0) / largest))
+def _shade(advantage: float, largest: float) -> int:
+    return min(10, math.ceil(10 * abs(advantage) / largest))
 
 
-def _sign(segment: Segment) -> str:
-    advantage = segment.advantage or 0.0
+def _sign(advantage: float) -> str:
     return "pos" if advantage > 0 else "neg" if advantage < 0 else "none"
 
 
@@ -206,16 +207,25 @@ def _answer(trajectory: Trajectory) -> str:
     return ""
 
 
-def _strip(views: Sequence[SegmentView]) -> list[tuple[float, float, str]]:
-    mine = [view for view in views if view.segment.is_policy]
-    room = STRIP_WIDTH - 2.0 * (len(mine) - 1)
-    tokens = sum(max(view.segment.n_tokens, 1) for view in mine)
+def credit_strip(
+    segments: Sequence[tuple[int, float]], largest: float
+) -> list[tuple[float, float, str]]:
+    """Return left end, width and class of policy segments drawn side by side.
+
+    Args:
+        segments: tokens and advantage of each.
+        largest: magnitude of the advantage with the full colour.
+    """
+    gap = min(2.0, 0.3 * STRIP_WIDTH / max(len(segments), 1))
+    room = STRIP_WIDTH - gap * (len(segments) - 1)
+    tokens = sum(max(count, 1) for count, _ in segments)
     found = []
     left = 0.0
-    for view in mine:
-        width = room * max(view.segment.n_tokens, 1) / tokens
-        found.append((round(left, 1), round(width, 1), f"{view.sign} a{view.shade}"))
-        left += width + 2
+    for count, advantage in segments:
+        width = room * max(count, 1) / tokens
+        style = f"{_sign(advantage)} a{_shade(advantage, largest)}"
+        found.append((round(left, 1), round(width, 1), style))
+        left += width + gap
     return found
 
 

@@ -23,9 +23,9 @@ from evenhand.report.render import environment, source, well_formed
 from evenhand.report.runs import Alarm, Run, State, read_alarms, read_run
 from evenhand.report.tokens import decoder, load_decoder
 from evenhand.report.trajectory import (
-    STRIP_WIDTH,
     Decode,
     TrajectoryView,
+    credit_strip,
     largest_advantage,
     trajectory_view,
 )
@@ -231,19 +231,8 @@ def _strip(row: Row) -> list[tuple[float, float, str]]:
     pairs = []
     for part in row.columns["strip"].split():
         tokens, _, advantage = part.partition(":")
-        pairs.append((max(int(tokens), 1), float(advantage)))
-    largest = max((abs(advantage) for _, advantage in pairs), default=0.0) or 1.0
-    everything = sum(tokens for tokens, _ in pairs) or 1
-    room = STRIP_WIDTH - 2.0 * (len(pairs) - 1)
-    found = []
-    left = 0.0
-    for tokens, advantage in pairs:
-        width = max(room * tokens / everything, 0.5)
-        sign = "pos" if advantage > 0 else "neg" if advantage < 0 else "none"
-        shade = min(10, round(10 * abs(advantage) / largest + 0.49))
-        found.append((round(left, 1), round(width, 1), f"{sign} a{shade}"))
-        left += width + 2
-    return found
+        pairs.append((int(tokens), float(advantage)))
+    return credit_strip(pairs, max((abs(advantage) for _, advantage in pairs), default=0.0) or 1.0)
 
 
 # --- the application -----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from evenhand.training.run_folder import RunFolder
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 _OTHER = ("metrics.jsonl", ALARMS)
 _DEPTH = 3
+_ASIDE = "alarms"
 _PASSED_OVER = ("checkpoints", "tensorboard")
 
 
@@ -52,7 +53,7 @@ class Sources:
 
     def scan(self) -> list[SourceFile]:
         """Return the files that are there now, in order of their names."""
-        paths = self.files or sorted(_inside(self.root, _DEPTH))
+        paths = self.files or _without_copies(sorted(_inside(self.root, _DEPTH)), self.root)
         found = []
         for path in paths:
             try:
@@ -95,6 +96,21 @@ def open_sources(paths: Sequence[Path]) -> Sources:
     parents = {file.parent for file in files}
     root = parents.pop() if len(parents) == 1 else Path("/")
     return Sources(root, files)
+
+
+def _without_copies(paths: Sequence[Path], root: Path) -> list[Path]:
+    """Leave out what alarms put aside of steps whose rollouts are there anyway."""
+    aside = root / _ASIDE
+    trained = RunFolder(root).trajectories
+    seen = {path.name for path in paths if path.is_relative_to(trained)}
+    kept = []
+    for path in paths:
+        if path.is_relative_to(aside):
+            if path.name in seen:
+                continue
+            seen.add(path.name)
+        kept.append(path)
+    return kept
 
 
 def _inside(folder: Path, depth: int) -> Iterator[Path]:
