@@ -118,7 +118,7 @@ def outcome(model: Any, batches: Any) -> tuple[dict[int, np.ndarray], Any]:
     for batch in batches:
         outputs = forward(batch, entropy=True)
         weight = torch.from_numpy(batch.targets.advantage)
-        (outputs.logprobs * weight + 0.1 * outputs.entropy).sum().backward()
+        forward.backward((outputs.logprobs * weight + 0.1 * outputs.entropy).sum(), batch)
         cuts = np.cumsum([len(row.targets) for row in batch.members])[:-1]
         parts = np.split(outputs.logprobs.detach().numpy(), cuts)
         found.update(zip((row.index for row in batch.members), parts, strict=True))
@@ -187,13 +187,14 @@ def test_layers_with_a_sliding_window_do_not_share() -> None:
     assert not can_share(transformers.MistralForCausalLM(config))
 
 
-def test_recomputed_activations_do_not_share() -> None:
-    model = llama()
+def test_recomputed_activations_have_the_same_gradient() -> None:
+    rows, model, other = mixed_rows(), llama(), llama().train()
     with warnings.catch_warnings():
         # transformers renames it.
         warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert not can_share(model)
+        other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    expected = outcome(model, packed_batches(rows, 90))[1]
+    assert torch.equal(outcome(other, packed_batches(rows, 90))[1], expected)
 
 
 def test_other_attention_does_not_share() -> None:

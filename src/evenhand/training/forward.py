@@ -91,6 +91,13 @@ class Forward:
         pairs = self.tensor(batch.pairs)
         return TokenOutputs(*(None if each is None else each[pairs] for each in found))
 
+    def backward(self, loss: Tensor, batch: MicroBatch | PackedBatch) -> None:
+        """Add the gradient of a loss of `batch`."""
+        # Layers that recompute their activations (in training mode only) attend once more.
+        recomputes = isinstance(batch, PackedBatch) and self.model.training
+        with shared_attention(self.model, batch) if recomputes else nullcontext():
+            loss.backward()
+
     def _padded(self, batch: MicroBatch) -> Tensor:
         """Return the logits `[n, V]` that predict the targets."""
         row = self.tensor(batch.row)

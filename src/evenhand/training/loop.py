@@ -323,7 +323,7 @@ class Trainer:
                 weight=tensor(targets.weight),
             )
             parts = token_loss(outputs.logprobs, outputs.entropy, batch, loss)
-            parts.loss.backward()
+            self._forward.backward(parts.loss, micro)
             sums += parts.sums.cpu().numpy()
         limit = self.recipe.optimizer.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)

@@ -136,7 +136,6 @@ def can_share(model: Model) -> bool:
         or getattr(config, "_attn_implementation", None) != "sdpa"
         or "position_ids" not in inspect.signature(bare.forward).parameters
         or _has_window(config)
-        or any(getattr(module, "gradient_checkpointing", False) for module in bare.modules())
     ):
         return False
     batch = packed([_row((1, 0, 1, 0), len(weight)), _row((1, 0, 1, 1, 0), len(weight))])
