@@ -9,7 +9,7 @@ SEED ?= 0
 QUICKSTART := runs/quickstart-seed-$(SEED)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart sample hotpotqa-smollm2 gpu test test-slow test-extras test-browser lint types imports format bench bench-trl clean
+.PHONY: help quickstart sample hotpotqa-smollm2 gpu test test-slow test-extras test-browser lint types imports format bench bench-step bench-alarms bench-trl clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -73,7 +73,7 @@ test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
 
 test-extras: $(VENV)/.extras ## what needs torch: dense retrieval, hub, rollouts, training (CPU, over 1 GB)
-	EVENHAND_NO_SKIPS=1 $(BIN)/python -m pytest -q tests/retrieval tests/rollout tests/world tests/training tests/test_datasets_hub.py tests/test_environment_tokens.py
+	EVENHAND_NO_SKIPS=1 $(BIN)/python -m pytest -q tests/retrieval tests/rollout tests/world tests/evaluation tests/training tests/test_datasets_hub.py tests/test_environment_tokens.py
 
 $(VENV)/.browser: $(VENV)/.dev
 	$(PIP) -e '.[dev,browser]'
@@ -100,6 +100,13 @@ imports: $(VENV)/.dev ## the direction of imports
 
 bench: $(VENV)/.dev ## cost of credit (about three minutes)
 	$(BIN)/python benchmarks/credit.py
+
+bench-step: $(VENV)/.train ## overhead and growth of a training step, cost of diagnostics (about five minutes)
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/diagnostics.py
+
+bench-alarms: $(VENV)/.train ## five collapsing and five healthy runs under the alarms (about an hour)
+	$(BIN)/python benchmarks/alarms.py
 
 $(VENV)-trl/.done: constraints.txt | $(VENV)/.extras
 	$(PYTHON) -m venv $(VENV)-trl
