@@ -182,6 +182,15 @@ def test_filters_narrow_the_list_and_stand_in_the_address(viewer: Browser) -> No
     viewer.wait(f"{TOTAL} === 144")
 
 
+def test_a_kept_address_opens_its_rollout(browser: Browser, pages: dict[str, str]) -> None:
+    rows = "document.querySelectorAll('#rows .row')"
+    browser.open(f"{pages['viewer']}?step=2-3")
+    key = browser.js(f"return {rows}[5].dataset.key")
+    browser.open(f"{pages['viewer']}?step=2-3#{key}")
+    chosen = f"#rows [data-key='{key}'][aria-selected=true]"
+    browser.wait(f'document.querySelector("{chosen}") && location.hash === "#{key}"', seconds=10)
+
+
 def fill(browser: Browser, name: str, value: str) -> None:
     browser.js(
         "const field = document.querySelector(`[name=${arguments[0]}]`);"

@@ -208,6 +208,25 @@ def test_wrong_use_is_one_line(
     assert error[-1].startswith("evenhand: error: ")
 
 
+def test_a_folder_that_is_no_model_is_said_before_any_question_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "--model", str(tmp_path), "--sets", "nq", "--data", "nowhere"]) == 2
+    assert "is neither a model nor a run" in capsys.readouterr().err
+
+
+def test_a_wrong_option_names_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--model", "toy", "--baseline", "solvr"]) == 2
+    error = capsys.readouterr().err
+    assert "Value error" not in error
+    assert error.endswith("'solver'. See: evenhand eval --help\n")
+
+
+def test_a_wrong_number_ends_in_a_full_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--model", "toy", "--limit", "0"]) == 2
+    assert capsys.readouterr().err.endswith("equal to 1. See: evenhand eval --help\n")
+
+
 def test_a_limit_takes_the_same_questions_whatever_else_is_in_the_file() -> None:
     asked = [Question(f"q{at}", "?", ("a",)) for at in range(100)]
     five, twenty = sampled(asked, 5), sampled(asked, 20)

@@ -206,6 +206,13 @@ def test_a_path_without_a_run_beside_one_with_a_run_is_a_note(run: Path, tmp_pat
     assert "nowhere: does not exist" in page
 
 
+def test_an_evaluation_in_place_of_a_run_names_its_option(tmp_path: Path) -> None:
+    folder = write_results(tmp_path / "one")
+    (folder / "evaluation.json").write_text("{}")
+    with pytest.raises(DataError, match="is an evaluation; give a run, and this with --evaluation"):
+        find_runs([folder])
+
+
 @pytest.mark.parametrize("kind", ["missing", "file", "empty"])
 def test_only_paths_without_a_run_are_one_clear_error(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

@@ -142,6 +142,7 @@ def test_seeds_make_one_family_that_goes_on_where_it_was(
     lines = [x for x in out.splitlines() if re.match(r"[01] +[01]\.\d{3} +[01]\.\d{3} ", x)]
     assert len(lines) == 2
     assert "median gain in exact match over 2 seeds: " in out
+    assert "nan" not in out  # where no question changed there is no interval
     folders = [tmp_path / "family" / f"seed-{n}" for n in (0, 1)]
     one, other = ((path / "trajectories" / "step-000001.jsonl.gz").read_bytes() for path in folders)
     assert one != other

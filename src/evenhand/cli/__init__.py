@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not message.strip():  # nothing was asked for: the help is the answer
             error.show()  # type: ignore[attr-defined]
             return WRONG_USE
-        return _fail(f"{message} See: evenhand --help")
+        return _fail(f"{_sentence(message)} See: {_command_of(error)} --help")
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("evenhand: interrupted", err=True)
         return INTERRUPTED
@@ -98,6 +98,22 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0
+
+
+def _sentence(message: str) -> str:
+    """Return what typer says of wrong use without pydantic's prefix and with a full stop."""
+    text = message.strip().replace(": Value error, ", ": ")
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _command_of(error: Exception) -> str:
+    """Return the command that was used wrongly, such as `evenhand data show`."""
+    context = getattr(error, "ctx", None)
+    names: list[str] = []
+    while context is not None and context.parent is not None:  # the root is called as one likes
+        names.insert(0, context.info_name)
+        context = context.parent
+    return " ".join(["evenhand", *names])
 
 
 def _fail(message: str) -> int:

@@ -43,6 +43,7 @@ from evenhand.training.sources import WORLD
 
 Report = Callable[[EvaluationProgress], None]
 
+_INSIDE = ("config.json", "adapter_config.json", "recipe.toml")
 
 Model = Annotated[
     str | None,
@@ -158,6 +159,11 @@ def _model(model: str | None, baseline: Baseline) -> str | None:
         return None
     if model is None:
         raise ConfigError("give --model: a folder, a hub name, a run, toy, or openai:URL#NAME")
+    folder = Path(model)
+    if model != "toy" and folder.is_dir() and not any((folder / n).is_file() for n in _INSIDE):
+        # Said now: questions and search engine may take minutes to load.
+        raise ConfigError(f"{model} is neither a model nor a run: it has no config.json and no "
+                          "recipe.toml; give the folder that has one")  # fmt: skip
     return model
 
 

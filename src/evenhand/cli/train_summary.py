@@ -15,7 +15,7 @@ from evenhand.cli.common import console, plain_table
 from evenhand.cli.compare import LEGEND, rich_table
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Comparison, compare
-from evenhand.evaluation.tables import comparison_tables, coverage_line
+from evenhand.evaluation.tables import comparison_tables, coverage_line, with_interval
 from evenhand.training.run_folder import RunFolder
 from evenhand.trajectory import read_trajectories
 
@@ -148,7 +148,7 @@ def show_family(folder: Path, runs: Sequence[tuple[int, RunFolder]]) -> None:
             str(seed),
             f"{exact.first:.3f}",
             f"{exact.second:.3f}",
-            f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]",
+            with_interval(difference, 3, sign=True),
             f"{difference.n:,}",
             f"{searches.first:.2f}",
             f"{searches.second:.2f}",

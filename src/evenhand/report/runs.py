@@ -152,6 +152,8 @@ def _why_no_run(path: Path) -> str:
         return "does not exist"
     if path.is_file():
         return "is a file; give the folder of a run"
+    if (path / "evaluation.json").is_file():
+        return "is an evaluation; give a run, and this with --evaluation"
     return "is no run: neither recipe.toml nor metrics.jsonl is in it"
 
 

@@ -250,10 +250,10 @@
     if (action) { event.preventDefault(); action(); }
   });
 
+  const start = location.hash.slice(1);   // before the address is written anew without it
   watch();
   remember();
   by("run-state").classList.add(by("run-state").textContent || "none");
-  const start = location.hash.slice(1);
   if (/^\d+-\d+$/.test(start)) show(start);
   else if (rows().length && !matchMedia("(max-width: 760px)").matches) show(rows()[0].dataset.key);
   setInterval(poll, POLL);
