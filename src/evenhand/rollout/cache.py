@@ -58,18 +58,25 @@ class RowCache:
         """Where padding is written."""
         return self._length
 
-    def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` rows of `length` tokens; what is held stays."""
+    def reserve(self, rows: int, length: int, kept: IntArray | None = None) -> None:
+        """Make room for `rows` rows of `length` tokens.
+
+        Args:
+            rows, length: see above.
+            kept: rows whose tokens are still needed; `None`: all.
+        """
         if rows <= self._rows and length <= self._length:
             return
         if length > self._length:
             grown = self._length * 3 if self._device.type == "cpu" else self._length * 3 // 2
             length = -(-max(length, grown) // 64) * 64
         rows, length = max(rows, self._rows), max(length, self._length)
+        kept = np.arange(self._rows) if kept is None else kept[kept < self._rows]
+        stay = torch.from_numpy(kept).to(self._device)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 new = _zeros((rows, old.shape[1], length + 1, old.shape[3]), old)
-                new[: self._rows, :, : self._filled] = old[:, :, : self._filled]
+                new[stay, :, : self._filled] = old[stay, :, : self._filled]
                 tensors[layer] = new
         self._rows, self._length = rows, length
 
