@@ -213,7 +213,9 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
     """
     with atomic_path(path) as target, target.open("wb") as raw:
         if path.suffix == ".gz":
-            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
+            with gzip.GzipFile(
+                filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0
+            ) as packed:
                 yield from _text_over(cast(BinaryIO, packed))
         else:
             yield from _text_over(raw)

@@ -21,6 +21,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from evenhand.errors import ConfigError, DataError
@@ -50,6 +51,7 @@ class Convention:
     closed: frozenset[str] = frozenset()
 
 
+@lru_cache(maxsize=1024)  # an answer meets several scores, a gold all rollouts of its question
 def _squad(text: str) -> str:
     return _without_articles(unicodedata.normalize("NFC", text).lower().translate(_NO_PUNCTUATION))
 

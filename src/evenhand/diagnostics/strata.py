@@ -19,6 +19,9 @@ from evenhand.credit import CreditBatch
 from evenhand.diagnostics.intervals import Estimate, mean, share
 from evenhand.strata import Label
 
+SHUFFLED = 1 << 16
+"""Numbers that one call shuffles; many draws of a small batch share it."""
+
 
 @dataclass(frozen=True, slots=True)
 class BetweenStrata:
@@ -127,9 +130,13 @@ def _permuted_sums(
         values = deviation[rows]
         bucket = dense(cells.ids[rows].ravel())
         count = size(bucket)
-        for draw in range(draws):
-            shuffled = generator.permuted(values, axis=1).ravel()
-            sums[draw] += float((total(shuffled, bucket) ** 2 / count).sum())
+        at_once = max(1, SHUFFLED // values.size)
+        for start_draw in range(0, draws, at_once):
+            n = min(at_once, draws - start_draw)
+            shuffled = generator.permuted(np.tile(values, (n, 1)), axis=1).reshape(n, -1)
+            ids = bucket.ids + bucket.n * np.arange(n)[:, None]
+            totals = np.bincount(ids.ravel(), shuffled.ravel(), n * bucket.n).reshape(n, -1)
+            sums[start_draw : start_draw + n] += (totals**2 / count).sum(axis=1)
     return sums
 
 

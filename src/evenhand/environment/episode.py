@@ -7,9 +7,9 @@ and feeds the outcome back. Token ids go in and out; what the policy sampled is 
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -120,6 +120,21 @@ class Episode:
                 "shorter template"
             )
         self._ask_for_turn()
+
+    def again(self, labels: Labels) -> Episode:
+        """Return one more episode of the same question, at its beginning, with other labels.
+
+        Raises:
+            ConfigError: this one has been fed already.
+            DataError: a label is unknown or ill-formed.
+        """
+        if self._turns or not isinstance(self._request, Generate):
+            raise ConfigError("only an episode at its beginning can be had again, and this one has "
+                              "been fed; make a new one")  # fmt: skip
+        twin = copy.copy(self)
+        twin._labels = checked_labels(labels)
+        twin._segments, twin._context = list(self._segments), list(self._context)
+        return twin
 
     # --- the requests -----------------------------------------------------------------------------
 
@@ -346,7 +361,10 @@ class Episode:
         def complete(count: int) -> bool:
             return _has_stop_tag(self._tokenizer.decode(ids[:count].tolist()))
 
-        kept = bisect_left(range(len(ids)), True, key=complete)
+        last = len(ids) - 1
+        if not complete(last):  # the sampler stopped at the tag, as most do
+            return ids, text
+        kept = bisect_left(range(last), True, key=complete)
         ids = ids[:kept]
         return ids, self._tokenizer.decode(ids.tolist())
 
@@ -374,11 +392,9 @@ class Episode:
         )
 
     def _end(self, reason: StopReason) -> None:
+        unlabelled = {"id": "0", "group": "0", "golden_answers": None}
         trajectory = Trajectory(
-            id="0",
-            group="0",
             question=self.question,
-            golden_answers=None,
             reward=None,
             format_ok=is_valid_format(
                 [_grammar_text(segment) for segment in self._segments if segment.is_policy],
@@ -387,8 +403,9 @@ class Episode:
             stop_reason=reason,
             segments=tuple(self._segments),
             think_in_prompt=self.think_in_prompt,
+            **(unlabelled | self._labels),
         )
-        self._request = Done(replace(trajectory, **self._labels))
+        self._request = Done(trajectory)
 
     def _refuse(self, call: str) -> NoReturn:
         waits = {Generate: "a turn (feed_turn)", Search: "a search (feed_result)"}.get(

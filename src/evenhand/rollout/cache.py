@@ -16,6 +16,10 @@ Tensor = Any
 IntArray = NDArray[np.int64]
 
 
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Numbers of a given size that numpy has too (it has no bfloat16)."""
+
+
 class RowCache:
     """A cache as the models of transformers use it: they call `update` in every layer.
 
@@ -37,7 +41,7 @@ class RowCache:
         self._slots: Tensor | None = None
         self._count = 0
         self._where: tuple[Tensor, slice, Tensor] | None = None
-        self._read = 0
+        self._read = self._filled = 0
 
     @property
     def rows(self) -> int:
@@ -54,18 +58,25 @@ class RowCache:
         """Where padding is written."""
         return self._length
 
-    def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` rows of `length` tokens; what is held stays."""
+    def reserve(self, rows: int, length: int, kept: IntArray | None = None) -> None:
+        """Make room for `rows` rows of `length` tokens.
+
+        Args:
+            rows, length: see above.
+            kept: rows whose tokens are still needed; `None`: all.
+        """
         if rows <= self._rows and length <= self._length:
             return
         if length > self._length:
             grown = self._length * 3 if self._device.type == "cpu" else self._length * 3 // 2
             length = -(-max(length, grown) // 64) * 64
         rows, length = max(rows, self._rows), max(length, self._length)
+        kept = np.arange(self._rows) if kept is None else kept[kept < self._rows]
+        stay = torch.from_numpy(kept).to(self._device)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 new = _zeros((rows, old.shape[1], length + 1, old.shape[3]), old)
-                new[: self._rows, :, : self._length] = old[:, :, : self._length]
+                new[stay, :, : self._filled] = old[stay, :, : self._filled]
                 tensors[layer] = new
         self._rows, self._length = rows, length
 
@@ -79,6 +90,7 @@ class RowCache:
         """
         n = len(slots)
         self._count, self._read = n, read
+        self._filled = max(self._filled, read)
         rows = torch.from_numpy(slots).to(self._device)
         self._slots = None if np.array_equal(slots, np.arange(n)) else rows
         self._where = (rows[:, None], slice(None), positions)
@@ -105,6 +117,12 @@ class RowCache:
         A row may be both: what is read is what stood there before.
         """
         if not len(source):
+            return
+        if self._device.type == "cpu":
+            # numpy moves whole rows where torch goes number by number.
+            for held in (*self._keys, *self._values):
+                words = held.view(_WORDS[held.element_size()]).numpy()
+                words[target, :, :length] = words[source, :, :length]
             return
         reads = torch.from_numpy(source).to(self._device)
         writes = torch.from_numpy(target).to(self._device)

@@ -23,17 +23,22 @@ def choose(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor
         uniforms: `[n]` numbers in [0, 1); not read at temperature 0.
         sampling: see `Sampling`.
     """
-    scaled = logits.float()
-    if sampling.temperature not in (0, 1):
-        scaled = scaled / sampling.temperature
-    top = scaled.amax(-1, keepdim=True)
-    mass = (scaled - top).exp_()
+    scaled, top, mass = softmax_parts(logits, sampling.temperature)
     if sampling.temperature == 0:
         tokens = scaled.argmax(-1, keepdim=True)
     else:
         tokens = _draw(_nucleus(mass, sampling), uniforms)
     logprobs = scaled.gather(-1, tokens) - top - mass.sum(-1, keepdim=True).log()
     return tokens.squeeze(-1), logprobs.squeeze(-1)
+
+
+def softmax_parts(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scaled logits `[n, V]`, their largest `[n, 1]`, and `exp(scaled - largest)`."""
+    scaled = logits.float()
+    if temperature not in (0, 1):
+        scaled = scaled / temperature
+    top = scaled.amax(-1, keepdim=True)
+    return scaled, top, (scaled - top).exp_()
 
 
 def _draw(mass: Tensor, uniforms: Tensor) -> Tensor:

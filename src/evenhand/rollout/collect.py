@@ -159,6 +159,7 @@ def _episodes(
     episodes: dict[RowKey, Episode] = {}
     for question in questions:
         group = group_name(question, step)
+        first: Episode | None = None
         for rollout in range(group_size):
             key = RowKey(-1 if step is None else step, _name(question), rollout)
             if key in episodes:
@@ -174,9 +175,12 @@ def _episodes(
                 hops=question.hops,
                 supporting_titles=question.supporting_titles,
             )
-            episodes[key] = new_episode(
-                question.question, policy, environment, labels, tokenizer=tokenizer
-            )
+            if first is None:  # the prompt of a question is rendered and encoded once
+                first = episodes[key] = new_episode(
+                    question.question, policy, environment, labels, tokenizer=tokenizer
+                )
+            else:
+                episodes[key] = first.again(labels)
     return episodes
 
 

@@ -14,15 +14,33 @@ BLOCK = 64
 """Positions whose numbers are made at a time."""
 
 
-def uniform_block(seed: int, key: RowKey, block: int) -> NDArray[np.float64]:
+def uniform_block(
+    seed: int, key: RowKey, block: int, philox: np.random.Philox | None = None
+) -> NDArray[np.float64]:
     """Return the `[BLOCK]` numbers of positions `block * BLOCK` onwards, in [0, 1).
 
     The number at a position is a function of seed, key and position alone (Philox is a
     counter-based generator, Salmon et al., SC 2011; it makes four numbers a count).
+
+    Args:
+        seed, key, block: see above.
+        philox: any generator; its state is replaced. A new one asks the system for entropy that
+            nobody uses, which costs more than the numbers.
     """
     name = json.dumps([seed, *key]).encode()
     digest = hashlib.blake2b(name, digest_size=16).digest()
-    philox = np.random.Philox(key=np.frombuffer(digest, dtype="<u8"), counter=block * BLOCK // 4)
+    philox = philox or np.random.Philox(0)
+    philox.state = {
+        "bit_generator": "Philox",
+        "state": {
+            "counter": np.array([block * BLOCK // 4, 0, 0, 0], dtype=np.uint64),
+            "key": np.frombuffer(digest, dtype="<u8").astype(np.uint64),
+        },
+        "buffer": np.zeros(4, dtype=np.uint64),
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
     raw: NDArray[np.uint64] = philox.random_raw(BLOCK)
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -32,6 +50,7 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._philox = np.random.Philox(0)
         self._keys: list[RowKey | None] = []
         self._block = np.zeros(0, dtype=np.int64)
         self._values = np.zeros((0, BLOCK))
@@ -53,6 +72,6 @@ class Draws:
             slot = int(slots[at])
             key = self._keys[slot]
             assert key is not None
-            self._values[slot] = uniform_block(self._seed, key, int(blocks[at]))
+            self._values[slot] = uniform_block(self._seed, key, int(blocks[at]), self._philox)
             self._block[slot] = blocks[at]
         return self._values[slots, positions % BLOCK]

@@ -65,6 +65,10 @@ class CachedModel:
         self.device = embedding.device
         self._dtype = embedding.dtype
         self.cache = RowCache(self.device, length)
+        lowest = torch.finfo(self._dtype).min
+        self._seen, self._unseen = torch.tensor(
+            [0.0, lowest], dtype=self._dtype, device=self.device
+        )
 
     def forward(self, ids: IntArray | Tensor, positions: IntArray, slots: IntArray) -> Tensor:
         """Return the logits `[n, V]` after the last column.
@@ -103,8 +107,7 @@ class CachedModel:
         return {_FULL: full, _SLIDING: sliding} if self._by_kind else sliding
 
     def _additive(self, seen: Tensor) -> Tensor:
-        mask = torch.zeros(seen.shape, dtype=self._dtype, device=self.device)
-        return mask.masked_fill_(~seen, torch.finfo(self._dtype).min)[:, None]
+        return torch.where(seen, self._seen, self._unseen)[:, None]
 
 
 def text_config(model: Any) -> Any:

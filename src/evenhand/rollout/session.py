@@ -135,7 +135,7 @@ class CachedSession:
             return []
         quota = max(1, math.ceil(self._rejoin * decoding))
         longest = max((len(row.context) for row in joining), default=0)
-        self._model.cache.reserve(len(self._slots), longest + AHEAD)
+        self._reserve(longest + AHEAD)
         self._arrange()
         finished = self._encode(joining)
         while len(finished) < quota and any(row.decodes for row in self._rows.values()):
@@ -176,6 +176,10 @@ class CachedSession:
         self._taken += 1
         row.take_up(turn, self._taken)
         return row
+
+    def _reserve(self, length: int) -> None:
+        kept = np.array([row.slot for row in self._rows.values()], dtype=np.int64)
+        self._model.cache.reserve(len(self._slots), length, kept)
 
     def _arrange(self) -> None:
         """Move the rows that decode to the front, with as few moves as possible."""
@@ -308,7 +312,7 @@ class CachedSession:
         drawn: list[IntArray] = []
         scores: list[Tensor] = []
         while int(done.sum()) < enough:
-            self._model.cache.reserve(len(self._slots), int(position.max()) + 1)
+            self._reserve(int(position.max()) + 1)
             logits = self._model.forward(pending[:, None], position[:, None], slots)
             pending, logprobs = self._choose(logits, slots, position + 1)
             tokens: IntArray = pending.cpu().numpy()
