@@ -94,8 +94,10 @@ class Forward:
     def backward(self, loss: Tensor, batch: MicroBatch | PackedBatch) -> None:
         """Add the gradient of a loss of `batch`."""
         # Layers that recompute their activations (in training mode only) attend once more.
-        recomputes = isinstance(batch, PackedBatch) and self.model.training
-        with shared_attention(self.model, batch) if recomputes else nullcontext():
+        if isinstance(batch, PackedBatch) and self.model.training:
+            with shared_attention(self.model, batch):
+                loss.backward()
+        else:
             loss.backward()
 
     def _padded(self, batch: MicroBatch) -> Tensor:
