@@ -64,6 +64,24 @@ def test_next_returns_the_same_request_until_it_is_fed() -> None:
     assert done is episode.next()
 
 
+def test_an_episode_had_again_goes_its_own_way_under_its_own_labels() -> None:
+    first = Episode("Q?", tokenizer=CHARACTERS, template=bare, labels={"id": "a", "group": "g"})
+    again = first.again({"id": "b", "group": "g", "golden_answers": ["x"]})
+    first.feed_turn(CHARACTERS.encode(answer("one")))
+    assert again.next() == Generate(500)
+    again.feed_turn(CHARACTERS.encode(answer("other")))
+    done = [episode.next() for episode in (first, again)]
+    assert [each.trajectory.id for each in done if isinstance(each, Done)] == ["a", "b"]
+    assert [len(each.trajectory.segments) for each in done if isinstance(each, Done)] == [2, 2]
+
+
+def test_an_episode_that_has_been_fed_cannot_be_had_again() -> None:
+    episode = Episode("Q?", tokenizer=CHARACTERS, template=bare)
+    episode.feed_turn(CHARACTERS.encode(search("q")))
+    with pytest.raises(ConfigError, match="been fed"):
+        episode.again({"id": "b"})
+
+
 def test_feeding_what_was_not_asked_for_is_refused_and_changes_nothing() -> None:
     episode = Episode("Q?", tokenizer=CHARACTERS, template=bare)
     with pytest.raises(ConfigError, match=r"feed_result was called while .* waits for a turn"):

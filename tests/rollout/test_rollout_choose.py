@@ -134,6 +134,13 @@ def test_numbers_are_uniform() -> None:
     assert chi_square < 43.8  # 0.1 % of a chi-square distribution with 19 degrees of freedom
 
 
+def test_a_used_generator_gives_the_same_numbers() -> None:
+    philox = np.random.Philox(3)
+    philox.random_raw(5)
+    key = RowKey(0, "q", 1)
+    assert (uniform_block(7, key, 2, philox) == uniform_block(7, key, 2)).all()
+
+
 def test_the_numbers_of_a_row_are_these_on_every_machine() -> None:
     np.testing.assert_allclose(uniform_block(1, RowKey(2, "q", 3), 4)[:3], LOCKED, atol=0)
 

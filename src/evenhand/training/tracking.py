@@ -30,6 +30,7 @@ class Trackers:
         """
         section = recipe.tracking
         self._board: Any = None
+        self._summary: Any = None
         self._wandb: Any = None
         is_there = importlib.util.find_spec("tensorboard") is not None
         if section.tensorboard == "on" or (section.tensorboard == "auto" and is_there):
@@ -38,6 +39,9 @@ class Trackers:
                 # TensorBoard's own imports warn about other packages; nobody here can act on it.
                 warnings.simplefilter("ignore")
                 module = require("torch.utils.tensorboard", "train", "tracking with TensorBoard")
+                self._summary = require(
+                    "tensorboard.compat.proto.summary_pb2", "train", "tracking with TensorBoard"
+                ).Summary
             self._board = module.SummaryWriter(str(folder), purge_step=step + 1)
         if section.wandb is not None:
             wandb = require("wandb", "wandb", "tracking with Weights & Biases")
@@ -59,8 +63,12 @@ class Trackers:
         """
         if self._board is not None:
             with disk_errors_named("TensorBoard's figures cannot be written"):
-                for name, value in metrics.items():
-                    self._board.add_scalar(name, value, step)
+                # One event for all figures: each costs a hand-over to the thread that writes.
+                values = [
+                    self._summary.Value(tag=name, simple_value=float(value))
+                    for name, value in metrics.items()
+                ]
+                self._board.file_writer.add_summary(self._summary(value=values), step)
                 self._board.flush()
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
