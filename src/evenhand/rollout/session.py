@@ -178,8 +178,10 @@ class CachedSession:
         return row
 
     def _reserve(self, length: int) -> None:
-        kept = np.array([row.slot for row in self._rows.values()], dtype=np.int64)
-        self._model.cache.reserve(len(self._slots), length, kept)
+        cache = self._model.cache
+        if len(self._slots) > cache.rows or length > cache.length:
+            kept = np.array([row.slot for row in self._rows.values()], dtype=np.int64)
+            cache.reserve(len(self._slots), length, kept)
 
     def _arrange(self) -> None:
         """Move the rows that decode to the front, with as few moves as possible."""

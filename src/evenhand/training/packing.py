@@ -146,14 +146,14 @@ def _attentions(paths: Sequence[IntArray], seen: Sequence[int]) -> list[Attentio
         members = [at for at in range(len(paths)) if own[at] and (seen[at] == 0) is is_causal]
         members.sort(key=lambda at: (-work[at], -own[at]))
         group: list[int] = []
+        wide = long = real = 0
         for at in members:
-            wide = max(own[other] for other in (*group, at))
-            long = max(len(paths[other]) for other in (*group, at))
+            wide, long = max(wide, own[at]), max(long, len(paths[at]))
+            real += work[at]
             size = (len(group) + 1) * wide * long
-            real = work[at] + sum(work[other] for other in group)
             if group and (size - real > max(WASTE * size, FEW) or size > MASKED):
                 result.append(_attention(group, paths, seen))
-                group = []
+                group, wide, long, real = [], own[at], len(paths[at]), work[at]
             group.append(at)
         if group:
             result.append(_attention(group, paths, seen))
