@@ -67,3 +67,15 @@ def test_a_cache_that_grows_keeps_the_rows_that_are_needed() -> None:
     cache.reserve(ROWS + 2, LENGTH + 1, np.array([3, ROWS + 1]))
     assert same(held(cache, 3, LENGTH), before)
     assert not any(each.any() for each in held(cache, 0, LENGTH))
+
+
+def test_a_row_that_follows_another_gets_only_what_it_lacks() -> None:
+    cache = filled()
+    before = [held(cache, row, LENGTH) for row in range(ROWS)]
+    cache.extend(np.array([0, 0]), np.array([1, 3]), np.array([2, 0]), np.array([4, 1]))
+    for row, own in ((1, [0, 1, 4]), (3, [1, 2, 3, 4])):
+        taken = [place for place in range(LENGTH) if place not in own]
+        for found, mine, lead in zip(held(cache, row, LENGTH), before[row], before[0], strict=True):
+            assert torch.equal(found[:, :, own], mine[:, :, own])
+            assert torch.equal(found[:, :, taken], lead[:, :, taken])
+    assert all(same(held(cache, row, LENGTH), before[row]) for row in (0, 2))

@@ -129,6 +129,23 @@ class RowCache:
         for held in (*self._keys, *self._values):
             held[writes, :, :length] = held[reads, :, :length]
 
+    def extend(self, source: IntArray, target: IntArray, start: IntArray, stop: IntArray) -> None:
+        """Copy the tokens `start[i] .. stop[i] - 1` of row `source[i]` to row `target[i]`.
+
+        No row may be both source and target. A target must hold the same tokens up to `start[i]`.
+        """
+        if not len(source):
+            return
+        if self._device.type != "cpu":
+            self.copy(source, target, int(stop.max()))
+            return
+        places = [slice(*ends) for ends in zip(start.tolist(), stop.tolist(), strict=True)]
+        pairs = list(zip(source.tolist(), target.tolist(), places, strict=True))
+        for held in (*self._keys, *self._values):
+            words = held.view(_WORDS[held.element_size()]).numpy()
+            for one, other, where in pairs:
+                words[other, :, where] = words[one, :, where]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 the interface
         """Return 0: positions and masks are always given, so no model needs to derive them."""
         return 0

@@ -220,12 +220,12 @@ class CachedSession:
         index = {row.key: at for at, row in enumerate(leaders)}
         logits = self._chunks([_Chunk(row, row.held, len(row.context)) for row in leaders])
         followers = [row for row in joining if leader[row.key] is not row]
-        if followers:
-            self._model.cache.copy(
-                np.array([leader[row.key].slot for row in followers]),
-                np.array([row.slot for row in followers]),
-                max(len(row.context) for row in followers),
-            )
+        self._model.cache.extend(
+            np.array([leader[row.key].slot for row in followers]),
+            np.array([row.slot for row in followers]),
+            np.array([row.held for row in followers]),
+            np.array([len(row.context) for row in followers]),
+        )
         for row in joining:
             row.held = len(row.context)
         rows = torch.tensor([index[leader[row.key].key] for row in joining])
