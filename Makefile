@@ -75,13 +75,15 @@ test-slow: $(VENV)/.dev ## the tests that take minutes
 test-extras: $(VENV)/.extras ## what needs torch: dense retrieval, hub, rollouts, training (CPU, over 1 GB)
 	EVENHAND_NO_SKIPS=1 $(BIN)/python -m pytest -q tests/retrieval tests/rollout tests/world tests/evaluation tests/training tests/test_datasets_hub.py tests/test_environment_tokens.py
 
+HAS_BROWSER := command -v chromium >/dev/null && command -v chromedriver >/dev/null
+
 $(VENV)/.browser: $(VENV)/.dev
 	$(PIP) -e '.[dev,browser]'
 	@touch $@
 
 test-browser: $(VENV)/.browser ## the pages in headless Chromium (installs its Debian packages as root)
-	@$(HAS_BROWSER) || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver) || true
-	@$(HAS_BROWSER) || (echo "install the Debian packages chromium and chromium-driver, then try again"; exit 1)
+	@($(HAS_BROWSER)) || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver) || true
+	@($(HAS_BROWSER)) || (echo "install the Debian packages chromium and chromium-driver, then try again"; exit 1)
 	EVENHAND_NO_SKIPS=1 $(BIN)/python -m pytest -q -m browser tests/browser
 
 lint: $(VENV)/.dev ## style
