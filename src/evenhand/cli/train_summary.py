@@ -138,7 +138,9 @@ def show_family(folder: Path, runs: Sequence[tuple[int, RunFolder]]) -> None:
                         "after")  # fmt: skip
     gains = []
     for seed, run in runs:
-        change = change_of(run)
+        change = None
+        with _warning(f"no comparison of evaluations of seed {seed}"):
+            change = change_of(run)
         if change is None:
             continue
         exact, searches = (change.comparison.of(metric) for metric in _METRICS)
