@@ -26,6 +26,7 @@ from evenhand.evaluation.tables import (
     without_nan,
 )
 from evenhand.files import STANDARD_STREAM, atomic_write
+from evenhand.training.run_folder import RunFolder
 from evenhand.trajectory import Trajectory, read_trajectories
 
 MAIN_METRICS = ("exact_match", "f1", "searches", "format_ok")
@@ -116,23 +117,21 @@ def _read(spec: str) -> Iterable[Trajectory]:
     return read_trajectories(_file_of_run(path, step))
 
 
-def _file_of_run(run: Path, step: int | None) -> Path:
-    files = {
-        int(path.name[5:11]): path
-        for path in (run / "evaluations").glob("step-[0-9][0-9][0-9][0-9][0-9][0-9].jsonl.gz")
-    }
-    if not (run / "recipe.toml").is_file():
-        raise DataError(f"{run} is neither an evaluation nor a run: it has no evaluation.json and "
+def _file_of_run(path: Path, step: int | None) -> Path:
+    run = RunFolder(path)
+    if not run.recipe_path.is_file():
+        raise DataError(f"{path} is neither an evaluation nor a run: it has no evaluation.json and "
                         "no recipe.toml")  # fmt: skip
-    if not files:
-        raise DataError(f"the run {run} holds no evaluation; train with evaluation.every set and "
+    steps = run.evaluated_steps()
+    if not steps:
+        raise DataError(f"the run {path} holds no evaluation; train with evaluation.every set and "
                         "tracking.trajectories on, or use evenhand eval --model RUN")  # fmt: skip
     if step is None:
-        step = max(files)
-    if step not in files:
-        raise DataError(f"the run {run} has no evaluation after step {step}; it has those after "
-                        f"{', '.join(map(str, sorted(files)))}")  # fmt: skip
-    return files[step]
+        step = steps[-1]
+    if step not in steps:
+        raise DataError(f"the run {path} has no evaluation after step {step}; it has those after "
+                        f"{', '.join(map(str, steps))}")  # fmt: skip
+    return run.evaluation_path(step)
 
 
 def _show(found: Comparison, first: str, second: str) -> None:
