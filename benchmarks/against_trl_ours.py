@@ -24,7 +24,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import against_trl_workload as work
-from evenhand.protocol import Document, render_information
 from evenhand.rollout import RowKey
 from evenhand.rollout.transformers import TransformersPolicy
 from evenhand.training.listener import Listener
@@ -33,6 +32,7 @@ from evenhand.training.recipes import recipe_from
 from evenhand.training.run_folder import RunFolder
 from evenhand.training.setup import open_parts
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document, render_information
 
 HERE = Path(__file__).stem
 

@@ -26,10 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evenhand.advantages import CreditInputs, get_estimator
-from evenhand.credit import BridgeSettings, CreditRule, gather
-from evenhand.protocol import Document
+from evenhand.credit import BridgeSettings, CreditInputs, CreditRule, gather, get_estimator
 from evenhand.trajectory import Kind, Segment, Source, StopReason, Trajectory, write_trajectories
+from evenhand.trajectory.protocol import Document
 
 RUNS = 15
 GROUP = 5

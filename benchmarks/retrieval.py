@@ -23,8 +23,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, Retriever, load_index
+from evenhand.trajectory.protocol import Document
 from retrieval_data import all_questions, corpus, need_data, questions, union
 
 K = 3

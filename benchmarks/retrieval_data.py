@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever
+from evenhand.trajectory.protocol import Document
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -37,11 +37,11 @@ from transformers import (
 )
 
 from evenhand.datasets import Question
-from evenhand.environment import Limits
-from evenhand.protocol import Document
 from evenhand.rollout import RowKey, Sampling, SearchEnvironment, collect
 from evenhand.rollout.transformers import TransformersPolicy
+from evenhand.task import Limits
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document
 
 VOCABULARY = 2000
 SPECIAL = ("<pad>", "<eos>", "<unk>", "<search>", "</search>", "<answer>", "</answer>",

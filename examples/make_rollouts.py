@@ -3,7 +3,7 @@
     python examples/make_rollouts.py        # needs evenhand[search]
 
 No language model is involved: the agent is a script of mixed skill whose turns go through the real
-environment (`evenhand.environment.Episode`), the real BM25 retriever and the real reward,
+environment (`evenhand.task.Episode`), the real BM25 retriever and the real reward,
 `f1_format`. Rollouts of one question differ in how often they search, and multi-hop questions need
 several searches, so the file shows what a training run shows: searching once pays less than
 searching on, and correct first searches of failed rollouts are punished by grpo.
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenhand.environment import Episode, Generate, Turn, run_episode
-from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever
-from evenhand.rewards import score_trajectory
+from evenhand.task import Episode, Generate, Turn, run_episode
+from evenhand.task.rewards import score_trajectory
 from evenhand.trajectory import Trajectory, write_trajectories
+from evenhand.trajectory.protocol import Document
 
 OUT = Path(__file__).parent / "rollouts.jsonl.gz"
 SEED = 7

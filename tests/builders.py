@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evenhand.protocol import Document, render_information
 from evenhand.trajectory import Kind, Segment, Source, StopReason, Trajectory
+from evenhand.trajectory.protocol import Document, render_information
 
 
 def search(query: str = "q", *, think: str = "so", n_tokens: int = 10) -> Segment:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenhand.environment import Episode, Limits, ScriptedPolicy, Turn, run_episode
-from evenhand.protocol import Document
+from evenhand.task import Episode, Limits, ScriptedPolicy, Turn, run_episode
 from evenhand.testing.tokenizers import CharacterTokenizer, ChunkTokenizer
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document
 
 CHARACTERS = CharacterTokenizer()
 

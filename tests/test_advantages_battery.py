@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from evenhand.advantages import (
+from evenhand.core.errors import DataError
+from evenhand.credit import (
     ESTIMATORS,
     CreditInputs,
     Estimator,
@@ -22,11 +23,10 @@ from evenhand.advantages import (
     stratified,
     stratified_shrunk,
 )
-from evenhand.errors import DataError
 from evenhand.testing import estimators as battery
 from evenhand.testing import reference
 
-pytestmark = pytest.mark.filterwarnings("ignore::evenhand.errors.SingleMemberGroupsWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::evenhand.core.errors.SingleMemberGroupsWarning")
 
 # Multiples of 1/64: sums and shifts by whole numbers are exact, so identities are exact too.
 GRID = st.integers(-64, 64).map(lambda k: k / 64)
@@ -161,7 +161,7 @@ def test_it_equals_the_slow_plain_reference(name: str, data: st.DataObject) -> N
 def test_outcome_advantages_sum_to_zero_in_each_group(
     name: str, settings: dict[str, Any], inputs: CreditInputs
 ) -> None:
-    function = getattr(__import__("evenhand.advantages", fromlist=[name]), name)
+    function = getattr(__import__("evenhand.credit", fromlist=[name]), name)
     needs_stratum = "stratum" in ESTIMATORS[name].needs
     extra = [inputs.stratum] if needs_stratum else []
     result = function(inputs.rewards, inputs.group, *extra, **settings)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import evenhand.advantages
-from evenhand.advantages import CreditInputs, get_estimator, grpo, rloo, stratified
-from evenhand.errors import SingleMemberGroupsWarning
+import evenhand.credit
+from evenhand.core.errors import SingleMemberGroupsWarning
+from evenhand.credit import CreditInputs, get_estimator, grpo, rloo, stratified
 
 CASES = Path(__file__).parent / "data" / "cases"
 ADVANTAGES = json.loads((CASES / "advantages.json").read_text())
@@ -20,7 +20,7 @@ REPORTS = {row["reported"]: row for row in json.loads((CASES / "reports.json").r
 
 @pytest.mark.parametrize("case", ADVANTAGES, ids=lambda case: case["name"])
 def test_a_case_gives_its_expected_values(case: dict) -> None:
-    function = getattr(evenhand.advantages, case["estimator"])
+    function = getattr(evenhand.credit, case["estimator"])
     by_kind = inspect.signature(function).parameters
     arguments = dict(case["arguments"])
     keywords = {

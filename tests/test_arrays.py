@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.arrays import count_vector, dense, float_vector, mask_runs, reward_vector, same_length
-from evenhand.errors import DataError
+from evenhand.core.arrays import (
+    count_vector,
+    dense,
+    float_vector,
+    mask_runs,
+    reward_vector,
+    same_length,
+)
+from evenhand.core.errors import DataError
 
 
 @given(st.lists(st.integers(-128, 127) | st.sampled_from([10**12, -(10**12)]), max_size=20))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from builders import rollout
-from evenhand.advantages import ESTIMATORS
 from evenhand.cli import main
+from evenhand.credit import ESTIMATORS
 from evenhand.trajectory import read_trajectories, write_trajectories
 from test_credit import CALIBADV, CASES, credits_match
 

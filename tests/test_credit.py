@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import information, rollout, search
-from evenhand.advantages import ESTIMATORS
+from evenhand.core.errors import ConfigError, DataError, SingleMemberGroupsWarning
 from evenhand.credit import (
-    BATCH_SIZE,
+    ESTIMATORS,
     BridgeSettings,
     CreditRule,
     concatenate,
@@ -24,9 +24,9 @@ from evenhand.credit import (
     gather,
     whole_groups,
 )
-from evenhand.errors import ConfigError, DataError, SingleMemberGroupsWarning
-from evenhand.evidence import EvidenceSettings, silver_documents, step_scores
-from evenhand.strata import get_stratum
+from evenhand.credit.bridge import BATCH_SIZE
+from evenhand.credit.evidence import EvidenceSettings, silver_documents, step_scores
+from evenhand.credit.strata import get_stratum
 from evenhand.trajectory import Kind, Trajectory, read_trajectories, trajectory_from_dict
 
 CASES = Path(__file__).parent / "data" / "cases"

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand import datasets
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.datasets import (
     SETS,
     Question,
@@ -28,8 +29,7 @@ from evenhand.datasets import (
     write_questions,
 )
 from evenhand.datasets.corpora import document_from_dict
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import Document
+from evenhand.trajectory.protocol import Document
 
 ROW = {"id": "7", "question": "Where is the Louvre?", "golden_answers": ["Paris"]}
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand import scoring
 from evenhand.datasets import CorpusIndex, Question, check_questions
-from evenhand.protocol import Document
+from evenhand.task import scoring
+from evenhand.trajectory.protocol import Document
 
 CORPUS = CorpusIndex(
     [

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from evenhand.core.errors import DataError
 from evenhand.datasets import Question, read_hub, verl_rows, write_parquet
-from evenhand.errors import DataError
 
 CARD = """---
 configs:

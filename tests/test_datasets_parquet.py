@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from evenhand.core.errors import DataError
 from evenhand.datasets import Question, read_questions, verl_rows, write_parquet
-from evenhand.errors import DataError
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

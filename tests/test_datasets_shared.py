@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from evenhand import datasets, rewards
+from evenhand import datasets
 from evenhand.datasets import CorpusIndex, Question, check_questions
-from evenhand.protocol import Document, render_information
+from evenhand.task import rewards
 from evenhand.trajectory import Kind, Segment, Source, StopReason, Trajectory
+from evenhand.trajectory.protocol import Document, render_information
 
 SHARED = Path(__file__).parents[1] / "../shared/data"
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data")

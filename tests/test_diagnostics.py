@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from builders import rollout
-from evenhand.advantages import cross_stratum
-from evenhand.credit import BridgeSettings, CreditRule, gather
+from evenhand.credit import BridgeSettings, CreditRule, cross_stratum, gather
 from evenhand.diagnostics.audit import AuditCollector, estimator_rows
 from evenhand.diagnostics.credit import (
     GroupCounts,

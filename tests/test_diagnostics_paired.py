@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenhand.core.errors import DataError
 from evenhand.diagnostics.intervals import proportion
 from evenhand.diagnostics.paired import paired_difference
-from evenhand.errors import DataError
 
 
 def chances(n: int, generator: np.random.Generator) -> np.ndarray:

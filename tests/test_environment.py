@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from evenhand.environment import (
+from evenhand.core.errors import ConfigError, DataError, RetrievalError
+from evenhand.task import (
     Done,
     Episode,
     Generate,
@@ -18,10 +19,9 @@ from evenhand.environment import (
     response_tokens,
     run_episode,
 )
-from evenhand.errors import ConfigError, DataError, RetrievalError
-from evenhand.prompts import Notices
-from evenhand.protocol import Document
+from evenhand.task.prompts import Notices
 from evenhand.trajectory import Kind, Segment, StopReason, Trajectory, parse_line, to_line
+from evenhand.trajectory.protocol import Document
 from searching import (
     CHARACTERS,
     Found,

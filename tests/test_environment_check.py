@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenhand.environment import (
+from evenhand.core.errors import ConfigError, RetrievalError
+from evenhand.task import (
     CheckSummary,
     GoldCase,
     Limits,
@@ -18,11 +19,10 @@ from evenhand.environment import (
     check_record,
     preset,
 )
-from evenhand.errors import ConfigError, RetrievalError
-from evenhand.prompts import Notices
-from evenhand.protocol import Document, first_action
+from evenhand.task.prompts import Notices
 from evenhand.testing.tokenizers import CharacterTokenizer
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document, first_action
 from searching import Found, answer, play, search
 
 CASES = [

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evenhand.environment import PRESETS, Limits, Turn
-from evenhand.errors import RetrievalError
+from evenhand.core.errors import RetrievalError
+from evenhand.task import PRESETS, Limits, Turn
 from evenhand.testing.tokenizers import CharacterTokenizer
 from evenhand.trajectory import StopReason
 from searching import Found, answer, document, kinds, search

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from evenhand.environment import (
+from evenhand.core.errors import DataError
+from evenhand.task import (
     Done,
     Episode,
     Generate,
@@ -23,11 +24,10 @@ from evenhand.environment import (
     response_tokens,
     run_episode,
 )
-from evenhand.errors import DataError
-from evenhand.protocol import PROTOCOL_TAG, STOP_TAGS, Document, first_action
 from evenhand.testing.policies import FRAGMENTS, MixturePolicy
 from evenhand.testing.tokenizers import CharacterTokenizer, ChunkTokenizer
 from evenhand.trajectory import Kind, StopReason, Trajectory, parse_line, to_line
+from evenhand.trajectory.protocol import PROTOCOL_TAG, STOP_TAGS, Document, first_action
 from searching import Found
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from evenhand.environment import Episode, Limits
-from evenhand.errors import ConfigError, DataError
-from evenhand.prompts import Notices
-from evenhand.protocol import render_information
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.task import Episode, Limits
+from evenhand.task.prompts import Notices
 from evenhand.trajectory import StopReason, Trajectory
+from evenhand.trajectory.protocol import render_information
 from searching import CHARACTERS, Found, answer, bare, document, kinds, play, search
 
 DOCUMENTS = (document(1, "one"), document(2, "two"), document(3, "three"))

@@ -6,10 +6,10 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as HubTokenizer
 
-from evenhand.environment import Episode, Limits, as_tokenizer
-from evenhand.errors import ConfigError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError
+from evenhand.task import Episode, Limits, as_tokenizer
 from evenhand.testing.tokenizers import CharacterTokenizer, ChunkTokenizer
+from evenhand.trajectory.protocol import Document
 from searching import Found, search
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.errors import DataError
-from evenhand.files import (
+from evenhand.core.errors import DataError
+from evenhand.core.files import (
     STANDARD_STREAM,
     atomic_path,
     atomic_write,

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from evenhand.datasets import read_corpus
-from evenhand.environment import Episode, GoldCase, Limits, check_environment, run_episode
-from evenhand.protocol import Document, first_action
 from evenhand.retrieval import Bm25Retriever
-from evenhand.rewards import REWARDS, found_useful_document, get_reward
+from evenhand.task import Episode, GoldCase, Limits, check_environment, run_episode
+from evenhand.task.rewards import REWARDS, found_useful_document, get_reward
 from evenhand.testing.policies import gold_policy
 from evenhand.testing.tokenizers import CharacterTokenizer
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document, first_action
 from searching import Found
 
 DATA = Path(__file__).parents[1] / "../shared/data"

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.errors import ConfigError
-from evenhand.prompts import TEMPLATES, render_prompt
-from evenhand.protocol import is_valid_format
+from evenhand.core.errors import ConfigError
+from evenhand.task.prompts import TEMPLATES, render_prompt
 from evenhand.testing.policies import FRAGMENTS
+from evenhand.trajectory.protocol import is_valid_format
 
 SHARED = Path(__file__).parents[1] / "../shared"
 ROLLOUTS = SHARED / "data/rollouts/searchtags_step1.jsonl.gz"

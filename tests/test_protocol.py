@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.protocol import (
+from evenhand.testing.policies import FRAGMENTS
+from evenhand.trajectory.protocol import (
     PROTOCOL_TAG,
     ActionKind,
     Document,
@@ -19,7 +20,6 @@ from evenhand.protocol import (
     thought,
     valid_unicode,
 )
-from evenhand.testing.policies import FRAGMENTS
 
 fragments = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=30).map("".join)
 

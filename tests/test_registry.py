@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenhand.advantages import CreditInputs, get_estimator
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.credit import CreditInputs, get_estimator
 
 MODULE = """
 import numpy as np
-from evenhand.advantages import Estimator
+from evenhand.credit import Estimator
 
 def shares(inputs, *, scale=1.0):
     return scale * inputs.spread(np.nan_to_num(np.asarray(inputs.rewards, dtype=float)))

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand import rewards, scoring
-from evenhand.errors import ConfigError, DataError, MissingExtraError
-from evenhand.protocol import Document, first_action, is_valid_format, render_information
-from evenhand.rewards import REWARDS, answer_of, get_reward, score_trajectory
+from evenhand.core.errors import ConfigError, DataError, MissingExtraError
+from evenhand.task import rewards, scoring
+from evenhand.task.rewards import REWARDS, answer_of, get_reward, score_trajectory
 from evenhand.trajectory import Kind, Segment, Source, StopReason, Trajectory
+from evenhand.trajectory.protocol import Document, first_action, is_valid_format, render_information
 
 PARIS = Document("1", "Paris", "Paris is the capital of France.")
 ROME = Document("2", "Rome", "Rome is the capital of Italy.")

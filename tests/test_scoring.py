@@ -18,9 +18,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evenhand import scoring
-from evenhand.errors import ConfigError, DataError
-from evenhand.scoring import contains, exact_match, f1, is_closed_answer, normalise, token_scores
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.task import scoring
+from evenhand.task.scoring import (
+    contains,
+    exact_match,
+    f1,
+    is_closed_answer,
+    normalise,
+    token_scores,
+)
 from evenhand.testing import scoring as oracle
 
 PAIRS: list[dict[str, Any]] = json.loads(

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import rollout
-from evenhand.errors import DataError
-from evenhand.protocol import Document
+from evenhand.core.errors import DataError
 from evenhand.trajectory import (
     Kind,
     Segment,
@@ -30,6 +29,7 @@ from evenhand.trajectory import (
     trajectory_to_dict,
     write_trajectories,
 )
+from evenhand.trajectory.protocol import Document
 
 TEXT = st.text(max_size=12)
 LABEL = st.text(min_size=1, max_size=8)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import uvicorn
 
-from evenhand.serving import listen, quiet_server
-from evenhand.viewer.app import Viewer, create_app
-from evenhand.viewer.index import Index
-from evenhand.viewer.sources import open_sources
+from evenhand.core.serving import listen, quiet_server
+from evenhand.pages.viewer.app import Viewer, create_app
+from evenhand.pages.viewer.index import Index
+from evenhand.pages.viewer.sources import open_sources
 
 
 def make_index(cache: Path, *paths: Path) -> Index:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from evenhand.cli import main
-from evenhand.protocol import Document
-from evenhand.report.run_page import write_run_report
+from evenhand.pages.run_page import write_run_report
 from evenhand.trajectory import Kind, Trajectory, write_trajectories
+from evenhand.trajectory.protocol import Document
 from run_builder import group, write_alarms, write_results, write_run
 from viewer_server import make_index, served
 

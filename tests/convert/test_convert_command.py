@@ -10,7 +10,7 @@ from convert_samples import DATA, converted
 from typer.testing import CliRunner
 
 from evenhand.cli.convert import convert
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.trajectory import parse_line, read_trajectories
 
 app = typer.Typer()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.convert.documents import documents_of, identity, shown_documents
-from evenhand.protocol import Document, render_information
+from evenhand.trajectory.protocol import Document, render_information
 
 
 def pairs(text: str) -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ from evenhand.convert.counting import Counter
 from evenhand.convert.dialects import Dialect
 from evenhand.convert.flat import question_of, split_prompt, split_turns
 from evenhand.convert.segments import Built
-from evenhand.protocol import Document, render_information
 from evenhand.trajectory import StopReason
+from evenhand.trajectory.protocol import Document, render_information
 
 CONTEXT = Context("searchr1", Counter())
 BLOCK = "\n\n<information>Doc 1(Title: A) one</information>\n\n"

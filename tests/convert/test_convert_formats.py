@@ -10,7 +10,7 @@ import pytest
 from convert_samples import DATA, SAMPLES, converted, documents, kinds, write_parquet, write_rows
 
 from evenhand.convert import FORMATS, open_trajectories
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.trajectory import (
     StopReason,
     read_trajectories,

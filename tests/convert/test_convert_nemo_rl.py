@@ -9,7 +9,7 @@ import pytest
 from convert_samples import DATA, SHARED, converted, documents, kinds, write_rows
 
 from evenhand.convert import open_trajectories
-from evenhand.errors import DataError
+from evenhand.core.errors import DataError
 from evenhand.trajectory import Kind, StopReason, trajectory_from_dict, trajectory_to_dict
 
 SAMPLE = "train_data_step3.jsonl"

@@ -14,7 +14,7 @@ from evenhand.convert import FORMATS, recognise
 from evenhand.convert.context import Context
 from evenhand.convert.counting import Counter
 from evenhand.convert.rows import Row
-from evenhand.errors import DataError
+from evenhand.core.errors import DataError
 from evenhand.trajectory import parse_line, to_line
 
 TAGS = st.sampled_from(

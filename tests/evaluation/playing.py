@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evenhand.datasets import Question
-from evenhand.environment import Limits
 from evenhand.evaluation.run import PolicyAnswerer
-from evenhand.protocol import Document
 from evenhand.retrieval import SearchResult
 from evenhand.rollout import RowKey, ScriptedRollouts, SearchEnvironment
+from evenhand.task import Limits
 from evenhand.testing.tokenizers import CharacterTokenizer
+from evenhand.trajectory.protocol import Document
 
 THINGS = ("lamp", "clock", "bridge", "mill", "boat", "chair", "globe", "harp")
 MAKERS = ("Anna", "Berta", "Clara", "Dora", "Emma", "Frida", "Gerda", "Hanna")

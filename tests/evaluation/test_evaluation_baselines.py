@@ -18,9 +18,9 @@ from evenhand.evaluation.baselines import (
 )
 from evenhand.evaluation.measures import measures
 from evenhand.evaluation.run import PolicyAnswerer
-from evenhand.protocol import Document
-from evenhand.rewards import score_trajectory
+from evenhand.task.rewards import score_trajectory
 from evenhand.trajectory import Kind, StopReason, Trajectory
+from evenhand.trajectory.protocol import Document
 
 
 def prompt_of(rollout: Trajectory) -> str:

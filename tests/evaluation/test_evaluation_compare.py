@@ -13,7 +13,7 @@ from answered import answered, failed, policy_of_chances
 
 from builders import information, search
 from evenhand.cli import main
-from evenhand.errors import ConfigError
+from evenhand.core.errors import ConfigError
 from evenhand.evaluation import compare, measures
 from evenhand.trajectory import write_trajectories
 

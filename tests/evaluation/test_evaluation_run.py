@@ -20,9 +20,9 @@ import pytest
 from answered import answered, failed
 from playing import Engine, agent, answers_at_once, questions
 
+from evenhand.core.errors import ConfigError, DataError, RetrievalError
 from evenhand.datasets import Question
 from evenhand.diagnostics.intervals import Estimate, proportion
-from evenhand.errors import ConfigError, DataError, RetrievalError
 from evenhand.evaluation.folder import EvaluationFolder, question_hash, read_evaluation
 from evenhand.evaluation.run import EvaluationSet, PolicyAnswerer, evaluate
 from evenhand.evaluation.summary import average, summarise

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from evenhand.cli import main
-from evenhand.errors import DataError
-from evenhand.report.curves import Curve, line_plot, over_seeds, points, smooth, window_for
-from evenhand.report.outcome import before_after, summary
-from evenhand.report.run_page import write_run_report
-from evenhand.report.runs import State, families, find_runs, read_run
-from evenhand.report.strata import curves, read_rollouts
+from evenhand.core.errors import DataError
+from evenhand.pages.curves import Curve, line_plot, over_seeds, points, smooth, window_for
+from evenhand.pages.outcome import before_after, summary
+from evenhand.pages.run_page import write_run_report
+from evenhand.pages.runs import State, families, find_runs, read_run
+from evenhand.pages.strata import curves, read_rollouts
 from evenhand.trajectory import write_trajectories
 from run_builder import group, write_alarms, write_results, write_run
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import answer, rollout, search
-from evenhand.report.tokens import decoder, load_decoder
-from evenhand.report.trajectory import STRIP_WIDTH, largest_advantage, trajectory_view
+from evenhand.pages.tokens import decoder, load_decoder
+from evenhand.pages.trajectory import STRIP_WIDTH, largest_advantage, trajectory_view
 from evenhand.trajectory import Kind, Segment, Source, Trajectory
 from run_builder import credited
 

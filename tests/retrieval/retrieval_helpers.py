@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import uvicorn
 
-from evenhand.protocol import Document
 from evenhand.retrieval import Retriever
 from evenhand.retrieval.dialect import Limits
 from evenhand.retrieval.server import create_app
+from evenhand.trajectory.protocol import Document
 
 THREE = [
     Document("p10", "Apple", "a red fruit that grows on a tree"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evenhand.protocol import Document
 from evenhand.testing.retrievers import ScriptedRetriever
+from evenhand.trajectory.protocol import Document
 
 
 def make(answer: str = "q") -> ScriptedRetriever:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from evenhand.cli import search
 from evenhand.cli.common import printable, read_settings
 from evenhand.cli.search import _build_settings, app
-from evenhand.errors import ConfigError, DataError, EvenhandError, RetrievalError
+from evenhand.core.errors import ConfigError, DataError, EvenhandError, RetrievalError
 from evenhand.retrieval import Bm25Retriever, DenseRetriever, read_manifest
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenhand.errors import ConfigError, DataError, RetrievalError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError, RetrievalError
 from evenhand.retrieval.base import (
     NOTHING,
     RetrieverInfo,
@@ -20,6 +19,7 @@ from evenhand.retrieval.base import (
     search_one_by_one,
 )
 from evenhand.testing.retrievers import ScriptedRetriever
+from evenhand.trajectory.protocol import Document
 
 DOCUMENTS = st.lists(
     st.builds(

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_helpers import THREE, TWINS
 
-from evenhand.errors import ConfigError, DataError, MissingExtraError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError, MissingExtraError
 from evenhand.retrieval import Bm25Retriever, PackedCorpus, corpus_hash, load_index
 from evenhand.retrieval.bm25 import Analyzer
+from evenhand.trajectory.protocol import Document
 
 VOCABULARY = [
     "the", "running", "runner", "ran", "fruits", "fruit", "tree", "trees", "of", "Ümlaut", "x",

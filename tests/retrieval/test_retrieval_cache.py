@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.retrieval import CachedRetriever, CacheStats, SearchResult
 from evenhand.testing.retrievers import ScriptedRetriever
+from evenhand.trajectory.protocol import Document
 
 TABLE = {
     "a": [Document("1", 'T"', "x\ny", 0.1 + 0.2), Document("2", "é", "🍐", -1.0)],
@@ -114,7 +114,7 @@ def test_processes_share_a_cache(path):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from evenhand.protocol import Document\n"
+        "from evenhand.trajectory.protocol import Document\n"
         "from evenhand.retrieval import CachedRetriever\n"
         "from evenhand.testing.retrievers import ScriptedRetriever\n"
         "table = {f'q{n}': [Document(str(n), '', '')] for n in range(60)}\n"

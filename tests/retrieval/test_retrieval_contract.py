@@ -7,8 +7,7 @@ import contextlib
 import pytest
 from retrieval_helpers import THREE, TWINS, BagEncoder, served
 
-from evenhand.errors import ConfigError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError
 from evenhand.retrieval import (
     Bm25Retriever,
     CachedRetriever,
@@ -20,6 +19,7 @@ from evenhand.retrieval import (
     WebRetriever,
     load_index,
 )
+from evenhand.trajectory.protocol import Document
 
 
 def bm25(documents, **settings):

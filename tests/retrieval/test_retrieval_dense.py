@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from retrieval_helpers import THREE, TWINS, BagEncoder
 
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.retrieval import DenseRetriever, SentenceEncoder, load_index
+from evenhand.trajectory.protocol import Document
 
 pytest.importorskip("faiss")
 

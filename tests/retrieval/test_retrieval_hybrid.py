@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_helpers import THREE
 
-from evenhand.errors import ConfigError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError
 from evenhand.retrieval import Bm25Retriever, CrossEncoderScorer, HybridRetriever, RerankRetriever
 from evenhand.testing.retrievers import ScriptedRetriever
+from evenhand.trajectory.protocol import Document
 
 
 def ranking(names, **settings):

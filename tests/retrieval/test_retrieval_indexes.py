@@ -9,10 +9,10 @@ import shutil
 import pytest
 from retrieval_helpers import THREE, TWINS, BagEncoder
 
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.retrieval import Bm25Retriever, DenseRetriever, corpus_hash, load_index, read_manifest
 from evenhand.retrieval.manifest import Manifest, new_index
+from evenhand.trajectory.protocol import Document
 
 
 def build(kind, documents):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from retrieval_helpers import THREE
 
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.retrieval import (
     Bm25Retriever,
     CachedRetriever,

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_helpers import THREE, served
 
-from evenhand.errors import ConfigError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError
 from evenhand.retrieval import Bm25Retriever, CachedRetriever, HttpSettings, RemoteRetriever
 from evenhand.retrieval.dialect import Limits, read_results
 from evenhand.retrieval.http import JsonClient
 from evenhand.testing.retrievers import Fault, FaultyServer, ScriptedRetriever
+from evenhand.trajectory.protocol import Document
 
 QUICK = HttpSettings(timeout=0.4, retries=2, backoff=0.001, max_backoff=0.01)
 BAD_ANSWERS = [

@@ -22,8 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from retrieval_helpers import THREE, served
 
-from evenhand.errors import ConfigError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError
 from evenhand.retrieval import (
     Bm25Retriever,
     CachedRetriever,
@@ -35,6 +34,7 @@ from evenhand.retrieval.batching import MicroBatcher
 from evenhand.retrieval.dialect import Limits
 from evenhand.retrieval.server import serve
 from evenhand.testing.retrievers import ScriptedRetriever
+from evenhand.trajectory.protocol import Document
 
 APPLE = {
     "id": "p10",

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenhand.errors import ConfigError, RetrievalError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, RetrievalError
 from evenhand.retrieval import HttpSettings, SearxngProvider, WebRetriever
 from evenhand.retrieval.web import read_page
 from evenhand.testing.retrievers import Fault, FaultyServer
+from evenhand.trajectory.protocol import Document
 
 QUICK = HttpSettings(timeout=0.4, retries=1, backoff=0.001, max_backoff=0.01)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.errors import ConfigError
+from evenhand.core.errors import ConfigError
 from evenhand.rollout import RowKey, Sampling
 from evenhand.rollout.draws import BLOCK, Draws, uniform_block
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evenhand.core.errors import ConfigError, DataError, RetrievalError
 from evenhand.datasets import Question
-from evenhand.environment import Limits
-from evenhand.errors import ConfigError, DataError, RetrievalError
 from evenhand.rollout import (
     Progress,
     RowKey,
@@ -25,6 +24,7 @@ from evenhand.rollout import (
     collect,
     generate,
 )
+from evenhand.task import Limits
 from evenhand.trajectory import StopReason, Trajectory, to_line
 from searching import CHARACTERS, Found, answer, bare, document, search
 

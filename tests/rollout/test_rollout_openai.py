@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completions_server import after, serving
+from evenhand.core.errors import ConfigError, RetrievalError
 from evenhand.datasets import Question
-from evenhand.environment import Done, Episode, Limits
-from evenhand.errors import ConfigError, RetrievalError
-from evenhand.protocol import Document
 from evenhand.retrieval import SearchResult
 from evenhand.retrieval.http import HttpSettings
-from evenhand.rewards import answer_of
 from evenhand.rollout import Sampling, SearchEnvironment, collect
 from evenhand.rollout.openai import CompletionsPolicy
 from evenhand.rollout.text import TextTokenizer, as_text_only
+from evenhand.task import Done, Episode, Limits
+from evenhand.task.rewards import answer_of
 from evenhand.trajectory import StopReason, parse_line, to_line
+from evenhand.trajectory.protocol import Document
 
 FAST = HttpSettings(timeout=5.0, retries=2, backoff=0.01, max_backoff=0.05)
 

@@ -22,10 +22,8 @@ from rollout_models import (
     tiny_model,
 )
 
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.datasets import Question
-from evenhand.environment import Limits, response_tokens
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import STOP_TAGS, Document
 from evenhand.rollout import (
     RowKey,
     Sampling,
@@ -35,7 +33,9 @@ from evenhand.rollout import (
     collect,
     generate,
 )
+from evenhand.task import Limits, response_tokens
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import STOP_TAGS, Document
 from searching import Found
 
 torch = pytest.importorskip("torch")

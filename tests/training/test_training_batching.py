@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import credited_rollout, mixed_rollouts
 
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.credit import credit
-from evenhand.errors import ConfigError, DataError
 from evenhand.training.batching import micro_batches, mini_batches, rows_of, weighted
 from evenhand.trajectory import Kind, Source, StopReason, Trajectory
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.errors import ConfigError
+from evenhand.core.errors import ConfigError
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import (
     differences,

@@ -13,13 +13,13 @@ import pytest
 import tiny
 from tiny import credited_rollout, settings
 
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.credit import credit
-from evenhand.environment import Limits
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import Document, render_information
+from evenhand.task import Limits
 from evenhand.training.batching import micro_batches, rows_of, weighted
 from evenhand.training.recipes import load_recipe, recipe_from, write_recipe
 from evenhand.trajectory import Kind, Trajectory, read_trajectories
+from evenhand.trajectory.protocol import Document, render_information
 from searching import Found, answer, play, search
 
 torch = pytest.importorskip("torch")

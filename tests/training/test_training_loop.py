@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny import settings
 
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.training.batching import rows_of
 from evenhand.training.recipes import recipe_from
 from evenhand.trajectory import StopReason, Trajectory, read_trajectories

@@ -82,7 +82,7 @@ def teach(folder: Path, *, steps: int = 60) -> None:
     import torch
     import transformers
 
-    from evenhand.environment import Episode, Limits, ScriptedPolicy, as_tokenizer, run_episode
+    from evenhand.task import Episode, Limits, ScriptedPolicy, as_tokenizer, run_episode
     from evenhand.training.batching import micro_batches, rows_of
     from evenhand.training.forward import Forward
     from evenhand.training.recipes import recipe_from
@@ -246,8 +246,8 @@ def fails_at_times(trajectory: Trajectory) -> float:
 
 class _BrokenForLamps:
     def search(self, queries: list[str], k: int) -> list[Any]:
-        from evenhand.protocol import Document
         from evenhand.retrieval import SearchResult
+        from evenhand.trajectory.protocol import Document
 
         found = SearchResult((Document("d0", "clock", "Berta made the clock ."),)[:k])
         failed = SearchResult(error="the server is down")
@@ -272,8 +272,8 @@ class _OneBook:
     """A search engine that knows one passage."""
 
     def search(self, queries: list[str], k: int) -> list[Any]:  # noqa: ARG002 the protocol
-        from evenhand.protocol import Document
         from evenhand.retrieval import SearchResult
+        from evenhand.trajectory.protocol import Document
 
         return [SearchResult((Document("own", "mill", "Dora made the mill ."),)) for _ in queries]
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.pages.viewer import reading
+from evenhand.pages.viewer.app import Viewer
+from evenhand.pages.viewer.index import Index, cache_folder
+from evenhand.pages.viewer.query import PAGE, SORTS, Filter
+from evenhand.pages.viewer.records import NotARolloutError, record
+from evenhand.pages.viewer.sources import open_sources
 from evenhand.trajectory import to_line, write_trajectories
-from evenhand.viewer import reading
-from evenhand.viewer.app import Viewer
-from evenhand.viewer.index import Index, cache_folder
-from evenhand.viewer.query import PAGE, SORTS, Filter
-from evenhand.viewer.records import NotARolloutError, record
-from evenhand.viewer.sources import open_sources
 from run_builder import group, write_alarms, write_run
 from viewer_server import make_index
 

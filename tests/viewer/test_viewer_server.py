@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.pages.viewer import app
+from evenhand.pages.viewer.app import Viewer, host_name
+from evenhand.pages.viewer.query import Filter
+from evenhand.pages.viewer.serve import PORT, listen_near
 from evenhand.trajectory import write_trajectories
-from evenhand.viewer import app
-from evenhand.viewer.app import Viewer, host_name
-from evenhand.viewer.query import Filter
-from evenhand.viewer.serve import PORT, listen_near
 from run_builder import group, write_alarms, write_run
 from viewer_server import get, make_index, served
 

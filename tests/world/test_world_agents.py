@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenhand.environment import as_tokenizer
-from evenhand.errors import DataError
-from evenhand.evidence import silver_documents, step_scores
-from evenhand.protocol import Document
-from evenhand.rewards import exact_match, get_reward, score_trajectory
+from evenhand.core.errors import DataError
+from evenhand.credit.evidence import silver_documents, step_scores
+from evenhand.task import as_tokenizer
+from evenhand.task.rewards import exact_match, get_reward, score_trajectory
+from evenhand.trajectory.protocol import Document
 from evenhand.world import Agent, NameSplit, Skill, demonstrate, generate_world, template
 from evenhand.world.demonstrations import LIMITS
 from evenhand.world.language import told_value

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from evenhand.cli.world import app
+from evenhand.core.errors import ConfigError
 from evenhand.datasets import read_corpus, read_questions
-from evenhand.errors import ConfigError
 from evenhand.world import generate_world
 
 pytest.importorskip("bm25s")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from evenhand.errors import ConfigError
+from evenhand.core.errors import ConfigError
 from evenhand.world import NameSplit, QuestionKind, generate_world
 from evenhand.world.generator import MAX_SIZE
 from evenhand.world.names import FAMOUS_FIRST, FAMOUS_LAST, FIRST, LAST, allowed_names, split_of

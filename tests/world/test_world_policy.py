@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from evenhand.errors import ConfigError
-from evenhand.rewards import exact_match
+from evenhand.core.errors import ConfigError
+from evenhand.task.rewards import exact_match
 from evenhand.world import (
     NameSplit,
     QuestionKind,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenhand.environment import as_tokenizer
+from evenhand.task import as_tokenizer
 from evenhand.world import NameSplit, Skill, demonstrate, generate_world
 from evenhand.world.language import name_words
 from evenhand.world.names import split_of

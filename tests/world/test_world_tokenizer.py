@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenhand.environment import as_tokenizer
-from evenhand.prompts import Notices
-from evenhand.protocol import THINK_OPEN, render_information
+from evenhand.task import as_tokenizer
+from evenhand.task.prompts import Notices
+from evenhand.trajectory.protocol import THINK_OPEN, render_information
 from evenhand.world import DOCUMENTS_SHOWN, Skill, demonstrate, generate_world
 from evenhand.world.language import TAGS
 from evenhand.world.tokenizer import UNKNOWN, vocabulary

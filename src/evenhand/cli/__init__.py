@@ -27,7 +27,7 @@ from evenhand.cli.export import export
 from evenhand.cli.report import report
 from evenhand.cli.train import train
 from evenhand.cli.view import view
-from evenhand.errors import EvenhandError
+from evenhand.core.errors import EvenhandError
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 """`ClickException`: typer keeps its own copy of click, whose modules are private."""

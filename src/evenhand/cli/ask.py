@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from evenhand.cli.common import Settings, console, printable
-from evenhand.environment import Done, Generate, Turn
-from evenhand.errors import ConfigError
-from evenhand.rewards import answer_of
+from evenhand.core.errors import ConfigError
+from evenhand.task import Done, Generate, Turn
+from evenhand.task.rewards import answer_of
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe
 from evenhand.trajectory import Trajectory

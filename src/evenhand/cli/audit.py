@@ -26,12 +26,12 @@ from evenhand.cli.common import (
     with_progress,
 )
 from evenhand.convert import open_trajectories
+from evenhand.core.errors import SingleMemberGroupsWarning
+from evenhand.core.files import check_output
 from evenhand.credit import CreditRule, whole_groups
 from evenhand.diagnostics.audit import REFERENCE, Audit, AuditCollector
 from evenhand.diagnostics.findings import Level, language_rows, number, percent, plain
 from evenhand.diagnostics.intervals import Estimate
-from evenhand.errors import SingleMemberGroupsWarning
-from evenhand.files import check_output
 
 WIDE = 110
 """Columns from which on every interval is shown; below it, most are left to the page."""
@@ -72,7 +72,7 @@ def audit(
     else:
         show(result, console())
     if html is not None:
-        from evenhand.report.audit import write_audit_page
+        from evenhand.pages.audit import write_audit_page
 
         write_audit_page(html, result, [str(file) for file in files])
         console(err=True).print(f"wrote {html}")

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from evenhand.files import STANDARD_STREAM
-from evenhand.settings import split_setting
+from evenhand.core.files import STANDARD_STREAM
+from evenhand.core.settings import split_setting
 from evenhand.trajectory import Trajectory, write_lines, write_trajectories
 
 T = TypeVar("T")

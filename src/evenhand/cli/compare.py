@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from evenhand.cli.common import console, plain_table, with_progress
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.core.files import STANDARD_STREAM, atomic_write
 from evenhand.evaluation import Comparison, compare
 from evenhand.evaluation.folder import is_evaluation, read_evaluation
 from evenhand.evaluation.tables import (
@@ -25,7 +26,6 @@ from evenhand.evaluation.tables import (
     markdown,
     without_nan,
 )
-from evenhand.files import STANDARD_STREAM, atomic_write
 from evenhand.training.run_folder import RunFolder
 from evenhand.trajectory import Trajectory, read_trajectories
 

@@ -11,7 +11,7 @@ import typer
 
 from evenhand.cli.common import Inputs, Source, Tokenizer, console, with_progress, write_to
 from evenhand.convert import open_trajectories
-from evenhand.files import STANDARD_STREAM
+from evenhand.core.files import STANDARD_STREAM
 from evenhand.trajectory import Trajectory
 
 

@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evenhand.advantages.registry import estimator_names
-from evenhand.arrays import dense
 from evenhand.cli.common import (
     InMemory,
     Input,
@@ -29,7 +27,12 @@ from evenhand.cli.common import (
     write_to,
 )
 from evenhand.convert import open_trajectories
-from evenhand.credit import POLICY_KIND_ORDER, Credited, CreditRule, credit_stream
+from evenhand.core.arrays import dense
+from evenhand.core.errors import SingleMemberGroupsWarning
+from evenhand.core.files import STANDARD_STREAM
+from evenhand.credit import Credited, CreditRule, credit_stream
+from evenhand.credit.bridge import POLICY_KIND_ORDER
+from evenhand.credit.registry import estimator_names
 from evenhand.diagnostics.credit import (
     GroupCounts,
     Mass,
@@ -37,8 +40,6 @@ from evenhand.diagnostics.credit import (
     group_counts,
     mass_by_kind,
 )
-from evenhand.errors import SingleMemberGroupsWarning
-from evenhand.files import STANDARD_STREAM
 from evenhand.trajectory import Kind, Trajectory
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
@@ -14,6 +13,8 @@ import typer
 from rich.text import Text
 
 from evenhand.cli.common import console, plain_table, printable
+from evenhand.core.errors import ConfigError, DataError, EvenhandError
+from evenhand.core.files import STANDARD_STREAM, check_output, numbered_lines
 from evenhand.datasets import catalogue
 from evenhand.datasets.catalogue import SETS, UNION
 from evenhand.datasets.checks import CorpusIndex, Finding, QuestionReport, check_questions
@@ -26,9 +27,7 @@ from evenhand.datasets.questions import (
     unique_questions,
     write_questions,
 )
-from evenhand.errors import ConfigError, DataError, EvenhandError
-from evenhand.files import STANDARD_STREAM, check_output, numbered_lines
-from evenhand.protocol import Document
+from evenhand.trajectory.protocol import Document
 
 app = typer.Typer(
     name="data",
@@ -403,6 +402,7 @@ def _part_of(names: Sequence[str]) -> str:
 
 def _renderer(template: str) -> Render:
     # The templates load their own code and files: only an export needs them.
-    prompts = importlib.import_module("evenhand.prompts")
+    from evenhand.task import prompts
+
     render: Callable[[str, str], str | Sequence[dict[str, str]]] = prompts.render_prompt
     return functools.partial(render, template)

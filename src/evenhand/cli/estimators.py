@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from evenhand.advantages.registry import estimator_names, get_estimator
 from evenhand.cli.common import console, plain_table
-from evenhand.errors import EvenhandError
+from evenhand.core.errors import EvenhandError
+from evenhand.credit.registry import estimator_names, get_estimator
 
 
 def estimators(

@@ -31,12 +31,12 @@ from evenhand.cli.eval_parts import (
     open_sets,
     set_names,
 )
-from evenhand.errors import ConfigError
+from evenhand.core.errors import ConfigError
 from evenhand.evaluation.folder import EvaluationFolder
 from evenhand.evaluation.run import EvaluationProgress, evaluate
 from evenhand.evaluation.tables import missing_lines, results_table
 from evenhand.rollout import Policy, Sampling
-from evenhand.scoring import get_convention
+from evenhand.task.scoring import get_convention
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe
 from evenhand.training.sources import WORLD

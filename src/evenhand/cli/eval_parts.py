@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.datasets import SETS, Question, load_corpus, load_questions
 from evenhand.datasets.catalogue import UNION, find_set, is_file_name
-from evenhand.errors import ConfigError, DataError
 from evenhand.evaluation.baselines import direct, gold_passages, retrieve_once
 from evenhand.evaluation.folder import question_hash
 from evenhand.evaluation.run import Answerer, EvaluationSet, PolicyAnswerer
@@ -28,7 +28,7 @@ from evenhand.training.sources import (
 )
 
 if TYPE_CHECKING:
-    from evenhand.protocol import Document
+    from evenhand.trajectory.protocol import Document
 
 ALL = "all"
 """Name of the seven standard sets together."""

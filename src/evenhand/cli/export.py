@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from evenhand.cli.common import console
-from evenhand.errors import DataError
+from evenhand.core.errors import DataError
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 

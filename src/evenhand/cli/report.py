@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from evenhand.cli.common import console
-from evenhand.files import check_output
+from evenhand.core.files import check_output
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
     Runs whose recipes differ only in their seed are one series with an interval; others are series
     of the same plots. A run that is still being written can be reported on at any time.
     """
-    from evenhand.report.run_page import write_run_report
+    from evenhand.pages.run_page import write_run_report
 
     check_output(out)
     for line in write_run_report(out, runs, evaluation or ()):

@@ -19,10 +19,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from evenhand.cli.common import PROGRESS_AFTER, console, printable, read_settings, with_progress
-from evenhand.errors import ConfigError, DataError, RetrievalError
-from evenhand.files import STANDARD_STREAM, atomic_write, numbered_lines
-from evenhand.plugins import did_you_mean
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError, RetrievalError
+from evenhand.core.files import STANDARD_STREAM, atomic_write, numbered_lines
+from evenhand.core.plugins import did_you_mean
 from evenhand.retrieval import (
     Bm25Retriever,
     DenseRetriever,
@@ -36,6 +35,7 @@ from evenhand.retrieval import (
 from evenhand.retrieval.base import check_k, search_one_by_one
 from evenhand.retrieval.manifest import check_target
 from evenhand.retrieval.texts import read_texts
+from evenhand.trajectory.protocol import Document
 
 app = typer.Typer(help="Build, query and serve search engines.", no_args_is_help=True)
 

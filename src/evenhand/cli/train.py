@@ -10,7 +10,7 @@ import typer
 
 from evenhand.cli.common import Settings, console
 from evenhand.cli.train_summary import Clock, show_family, show_summary
-from evenhand.errors import ConfigError, require
+from evenhand.core.errors import ConfigError, require
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe, recipe_to_toml
 from evenhand.training.run_folder import RunFolder

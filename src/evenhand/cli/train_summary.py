@@ -13,7 +13,7 @@ from rich.console import Console
 
 from evenhand.cli.common import console, plain_table
 from evenhand.cli.compare import LEGEND, rich_table
-from evenhand.errors import EvenhandError
+from evenhand.core.errors import EvenhandError
 from evenhand.evaluation import Comparison, compare
 from evenhand.evaluation.tables import comparison_tables, coverage_line, with_interval
 from evenhand.training.run_folder import RunFolder
@@ -104,7 +104,7 @@ def _warning(what: str) -> Iterator[None]:
 
 
 def _write_report(screen: Console, page: Path, folders: Sequence[Path]) -> None:
-    from evenhand.report.run_page import write_run_report
+    from evenhand.pages.run_page import write_run_report
 
     with _warning("no report"):
         for line in write_run_report(page, folders):

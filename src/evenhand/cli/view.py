@@ -12,10 +12,10 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evenhand.cli.common import PROGRESS_AFTER, console
-from evenhand.errors import DataError, require
+from evenhand.core.errors import DataError, require
 
 if TYPE_CHECKING:
-    from evenhand.viewer.index import Index
+    from evenhand.pages.viewer.index import Index
 
 
 def view(
@@ -54,10 +54,10 @@ def view(
 
     It follows a run that is being trained. The page is on this machine only; Ctrl-C ends it.
     """
-    from evenhand.viewer.app import PURPOSE, Viewer
-    from evenhand.viewer.index import Index
-    from evenhand.viewer.serve import serve
-    from evenhand.viewer.sources import open_sources
+    from evenhand.pages.viewer.app import PURPOSE, Viewer
+    from evenhand.pages.viewer.index import Index
+    from evenhand.pages.viewer.serve import serve
+    from evenhand.pages.viewer.sources import open_sources
 
     require("starlette.applications", "server", PURPOSE)
     require("uvicorn", "server", PURPOSE)

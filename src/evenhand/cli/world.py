@@ -12,11 +12,11 @@ import typer
 from rich.text import Text
 
 from evenhand.cli.common import console, plain_table
+from evenhand.core.errors import ConfigError, DataError, require
+from evenhand.core.files import atomic_write
 from evenhand.datasets import write_questions
 from evenhand.diagnostics.intervals import Estimate
-from evenhand.environment import as_tokenizer
-from evenhand.errors import ConfigError, DataError, require
-from evenhand.files import atomic_write
+from evenhand.task import as_tokenizer
 from evenhand.trajectory import Trajectory
 from evenhand.world import (
     NameSplit,

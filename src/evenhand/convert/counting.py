@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from evenhand.errors import DataError, require
+from evenhand.core.errors import DataError, require
 
 CHARACTERS, TOKENS = "characters", "tokens"
 

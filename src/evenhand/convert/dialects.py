@@ -1,6 +1,6 @@
 """The two ways in which policies ask for a search: tags, and tool calls.
 
-Tags are our own protocol (`evenhand.protocol`). A tool call is written as XML
+Tags are our own protocol (`evenhand.trajectory.protocol`). A tool call is written as XML
 (`<tool_call><function=search><parameter=query>…`) or as Hermes JSON
 (`<tool_call>{"name": "search", "arguments": {"query": …}}</tool_call>`); its results come back in
 `<tool_response>` blocks.
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from evenhand.convert.documents import RESPONSE_OPEN
-from evenhand.protocol import (
+from evenhand.trajectory.protocol import (
     ANSWER_CLOSE,
     SEARCH_CLOSE,
     SEARCH_OPEN,

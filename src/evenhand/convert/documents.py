@@ -6,8 +6,8 @@ import hashlib
 import json
 import re
 
-from evenhand.protocol import INFORMATION_CLOSE, INFORMATION_OPEN, Document
-from evenhand.scoring import folded
+from evenhand.task.scoring import folded
+from evenhand.trajectory.protocol import INFORMATION_CLOSE, INFORMATION_OPEN, Document
 
 RESPONSE_OPEN, RESPONSE_CLOSE = "<tool_response>", "</tool_response>"
 

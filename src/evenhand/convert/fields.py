@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from evenhand.arrays import MAX_REWARD
-from evenhand.errors import DataError
+from evenhand.core.arrays import MAX_REWARD
+from evenhand.core.errors import DataError
 
 MAX_METADATA = 500
 """Longest JSON text of a field that has no home in a trajectory and is still kept."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from evenhand.convert.dialects import CALL_CLOSE, Dialect, act
 from evenhand.convert.documents import RESPONSE_CLOSE, RESPONSE_OPEN
 from evenhand.convert.segments import Turn
-from evenhand.protocol import INFORMATION_CLOSE, INFORMATION_OPEN, THINK_OPEN, ActionKind
+from evenhand.trajectory.protocol import INFORMATION_CLOSE, INFORMATION_OPEN, THINK_OPEN, ActionKind
 
 # What Search-R1's environment tells a policy after a turn without an action. The sentence quotes
 # the tags, which must not be taken for actions.

@@ -19,9 +19,9 @@ from evenhand.convert.transcripts import (
 )
 from evenhand.convert.trl import is_trl, read_trl
 from evenhand.convert.verl import is_verl, read_verl
-from evenhand.errors import ConfigError, DataError
-from evenhand.files import STANDARD_STREAM
-from evenhand.plugins import did_you_mean
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.core.files import STANDARD_STREAM
+from evenhand.core.plugins import did_you_mean
 from evenhand.trajectory import Trajectory, trajectory_from_dict
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.arrays import IntArray, mask_runs
 from evenhand.convert import fields
 from evenhand.convert.context import Context, Rollout, assemble
 from evenhand.convert.dialects import act, recognise_dialect
@@ -23,9 +22,10 @@ from evenhand.convert.documents import RESPONSE_OPEN
 from evenhand.convert.flat import question_of
 from evenhand.convert.rows import Row
 from evenhand.convert.segments import Turn, build
-from evenhand.errors import DataError
-from evenhand.protocol import INFORMATION_OPEN
+from evenhand.core.arrays import IntArray, mask_runs
+from evenhand.core.errors import DataError
 from evenhand.trajectory import StopReason, Trajectory
+from evenhand.trajectory.protocol import INFORMATION_OPEN
 
 _ARRAYS = ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs", "advantages")
 _USED = ("content", "rewards", "input_lengths", "sample_loss_mask", *_ARRAYS)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import DataError
-from evenhand.files import (
+from evenhand.core.errors import DataError
+from evenhand.core.files import (
     PARQUET_MAGIC,
     STANDARD_STREAM,
     is_parquet,

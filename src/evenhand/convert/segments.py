@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from evenhand.convert.dialects import Dialect, act, has_answer, well_formed
 from evenhand.convert.documents import RESPONSE_OPEN, is_result, shown_documents
-from evenhand.protocol import INFORMATION_OPEN, THINK_OPEN, ActionKind
 from evenhand.trajectory import Kind, Segment, Source, StopReason
+from evenhand.trajectory.protocol import INFORMATION_OPEN, THINK_OPEN, ActionKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from evenhand.convert.dialects import Dialect, without_end_of_turn
 from evenhand.convert.flat import opens_think, split_prompt, split_turns
 from evenhand.convert.rows import Row
 from evenhand.convert.segments import Turn, build
-from evenhand.errors import DataError
-from evenhand.protocol import THINK_CLOSE, THINK_OPEN
+from evenhand.core.errors import DataError
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import THINK_CLOSE, THINK_OPEN
 
 WHOLE_TEXT = ("sequences_str", "sequence", "text", "transcript", "trajectory")
 PROMPT = ("prompt", "input")

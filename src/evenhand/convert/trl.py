@@ -17,9 +17,9 @@ from evenhand.convert.dialects import CALL_CLOSE, CALL_OPEN, Dialect, recognise_
 from evenhand.convert.flat import question_of
 from evenhand.convert.rows import Row
 from evenhand.convert.segments import Built, Turn, build
-from evenhand.errors import DataError
-from evenhand.protocol import THINK_CLOSE, THINK_OPEN
+from evenhand.core.errors import DataError
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import THINK_CLOSE, THINK_OPEN
 
 _GOLDEN = ("golden_answers", "ground_truth", "answer", "solution")
 _USED = ("step", "prompt", "completion", "reward", "advantage", "question", *_GOLDEN)

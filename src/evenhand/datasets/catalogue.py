@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenhand.core.errors import ConfigError, DataError, require
+from evenhand.core.plugins import did_you_mean
 from evenhand.datasets.corpora import read_corpus, union
 from evenhand.datasets.questions import (
     Question,
@@ -21,9 +23,7 @@ from evenhand.datasets.questions import (
     unique_questions,
     without_gaps,
 )
-from evenhand.errors import ConfigError, DataError, require
-from evenhand.plugins import did_you_mean
-from evenhand.protocol import Document
+from evenhand.trajectory.protocol import Document
 
 DATA_VARIABLE = "EVENHAND_DATA"
 """Environment variable that names the data folder."""

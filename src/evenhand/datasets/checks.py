@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from evenhand.datasets.questions import Question
-from evenhand.protocol import Document
-from evenhand.scoring import folded, is_closed_answer, normalise
+from evenhand.task.scoring import folded, is_closed_answer, normalise
+from evenhand.trajectory.protocol import Document
 
 LONG_ANSWER = 20
 """A gold of more words than this is doubtful: exact match will hardly ever be reached."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from evenhand.core.errors import DataError
+from evenhand.core.files import numbered_lines
 from evenhand.datasets.questions import require_unicode
-from evenhand.errors import DataError
-from evenhand.files import numbered_lines
-from evenhand.protocol import Document
-from evenhand.scoring import folded
+from evenhand.task.scoring import folded
 from evenhand.trajectory import parse_json
+from evenhand.trajectory.protocol import Document
 
 
 def read_corpus(path: Path | str) -> Iterator[Document]:

@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from evenhand.core.errors import DataError, require
+from evenhand.core.files import atomic_path
 from evenhand.datasets.catalogue import SETS
 from evenhand.datasets.questions import VERL_PREFIX, Question
-from evenhand.errors import DataError, require
-from evenhand.files import atomic_path
 
 ABILITY = "fact-reasoning"
 """The column `ability`; the scripts carry it along and do not read it."""

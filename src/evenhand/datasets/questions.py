@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import ConfigError, DataError
-from evenhand.files import (
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.core.files import (
     STANDARD_STREAM,
     atomic_write,
     is_parquet,

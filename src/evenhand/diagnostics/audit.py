@@ -13,18 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenhand.advantages.registry import estimator_names
-from evenhand.arrays import Dense, FloatArray, size
-from evenhand.credit import (
-    NO_STEP,
-    POLICY_KIND_ORDER,
-    BridgeSettings,
-    CreditBatch,
-    Credited,
-    CreditRule,
-    concatenate,
-    gather,
-)
+from evenhand.core.arrays import Dense, FloatArray, size
+from evenhand.core.errors import EvenhandError
+from evenhand.credit import BridgeSettings, CreditBatch, Credited, CreditRule, concatenate, gather
+from evenhand.credit.bridge import NO_STEP, POLICY_KIND_ORDER
+from evenhand.credit.evidence import silver_documents
+from evenhand.credit.registry import estimator_names
 from evenhand.diagnostics.alarms import Alarm, replay
 from evenhand.diagnostics.credit import (
     GroupCounts,
@@ -54,8 +48,6 @@ from evenhand.diagnostics.strata import (
     strata_shape,
     stratum_rows,
 )
-from evenhand.errors import EvenhandError
-from evenhand.evidence import silver_documents
 from evenhand.trajectory import Kind, Trajectory
 
 REFERENCE = "grpo"

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenhand.advantages.statistics import centre
-from evenhand.arrays import BoolArray, Dense, FloatArray, divide, extent, size, total
-from evenhand.credit import POLICY_KIND_ORDER, CreditBatch
+from evenhand.core.arrays import BoolArray, Dense, FloatArray, divide, extent, size, total
+from evenhand.credit import CreditBatch
+from evenhand.credit.bridge import POLICY_KIND_ORDER
+from evenhand.credit.statistics import centre
 from evenhand.diagnostics.intervals import Estimate, ratio, share
 from evenhand.trajectory import Kind
 

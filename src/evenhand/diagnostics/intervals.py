@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from evenhand.arrays import Dense, FloatArray, total
+from evenhand.core.arrays import Dense, FloatArray, total
 
 Z95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from evenhand.arrays import BoolArray, FloatArray, IntArray, dense, total
+from evenhand.core.arrays import BoolArray, FloatArray, IntArray, dense, total
 from evenhand.credit import CreditBatch
 from evenhand.diagnostics.intervals import NOTHING, Estimate, ratio, share
 from evenhand.trajectory import Kind, Trajectory

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evenhand.arrays import FloatArray, float_vector
+from evenhand.core.arrays import FloatArray, float_vector
+from evenhand.core.errors import DataError
 from evenhand.diagnostics.intervals import NOTHING, Estimate, t95
-from evenhand.errors import DataError
 
 DRAWS = 10_000
 """Resamples of a bootstrap, and of a sign-flip test."""

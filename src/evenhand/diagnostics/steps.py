@@ -15,8 +15,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from evenhand.arrays import BoolArray, Dense, FloatArray, IntArray, dense, divide, size, total
-from evenhand.credit import NO_STEP, CreditBatch
+from evenhand.core.arrays import BoolArray, Dense, FloatArray, IntArray, dense, divide, size, total
+from evenhand.credit import CreditBatch
+from evenhand.credit.bridge import NO_STEP
 from evenhand.diagnostics.credit import group_counts, mass_by_kind, mis_penalised
 from evenhand.diagnostics.language import LanguageBatch, is_garbled, select_language
 from evenhand.diagnostics.strata import between_strata, strata_shape

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from evenhand.advantages.outcome import rewards_and_group
-from evenhand.advantages.statistics import centre
-from evenhand.arrays import Dense, FloatArray, IntArray, cross, dense, divide, size, total
+from evenhand.core.arrays import Dense, FloatArray, IntArray, cross, dense, divide, size, total
 from evenhand.credit import CreditBatch
+from evenhand.credit.outcome import rewards_and_group
+from evenhand.credit.statistics import centre
+from evenhand.credit.strata import Label
 from evenhand.diagnostics.intervals import Estimate, mean, share
-from evenhand.strata import Label
 
 SHUFFLED = 1 << 16
 """Numbers that one call shuffles; many draws of a small batch share it."""

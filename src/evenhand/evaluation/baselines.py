@@ -12,13 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from evenhand import scoring
 from evenhand.datasets import Question
-from evenhand.environment import Done, Labels
 from evenhand.evaluation.measures import PROMPT_DOCUMENTS
 from evenhand.evaluation.run import TOO_LONG, PolicyAnswerer
-from evenhand.prompts import PLACEHOLDER, TEMPLATES, Prompt, Template, render_prompt
-from evenhand.protocol import Document, render_information
 from evenhand.rollout import (
     ProgressCallback,
     SearchEnvironment,
@@ -27,7 +23,10 @@ from evenhand.rollout import (
     new_episode,
 )
 from evenhand.rollout.text import TextTokenizer, as_text_only
+from evenhand.task import Done, Labels, scoring
+from evenhand.task.prompts import PLACEHOLDER, TEMPLATES, Prompt, Template, render_prompt
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document, render_information
 
 DIRECT_TEXT = (
     "Answer the question. First think between <think> and </think>, then write a short answer "

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenhand.core.errors import ConfigError
+from evenhand.core.plugins import did_you_mean
 from evenhand.diagnostics.paired import DRAWS, PairedDifference, paired_difference
-from evenhand.errors import ConfigError
 from evenhand.evaluation.measures import METRICS, SECONDS, measures
 from evenhand.evaluation.sets import UNNAMED, averages, in_order
-from evenhand.plugins import did_you_mean
 from evenhand.trajectory import Trajectory
 
 QuestionKey = tuple[str, str]

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.core.files import atomic_write
+from evenhand.core.versions import versions
 from evenhand.datasets import Question
-from evenhand.errors import ConfigError, DataError
-from evenhand.files import atomic_write
 from evenhand.trajectory import (
     StopReason,
     Trajectory,
@@ -31,7 +32,6 @@ from evenhand.trajectory import (
     to_line,
     write_trajectories,
 )
-from evenhand.versions import versions
 
 SCHEMA = "evenhand.evaluation/1"
 MANIFEST = "evaluation.json"

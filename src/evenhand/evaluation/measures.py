@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evenhand import scoring
-from evenhand.rewards import answer_of
+from evenhand.task import scoring
+from evenhand.task.rewards import answer_of
 from evenhand.trajectory import StopReason, Trajectory
 
 SECONDS = "seconds"

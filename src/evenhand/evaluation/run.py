@@ -9,13 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from evenhand.core.errors import ConfigError, RetrievalError
 from evenhand.datasets import Question
-from evenhand.errors import ConfigError, RetrievalError
 from evenhand.evaluation.folder import EvaluationFolder
 from evenhand.evaluation.measures import SECONDS
 from evenhand.evaluation.summary import BATCH, summarise
 from evenhand.evaluation.tables import results_files
-from evenhand.rewards import score_trajectory
 from evenhand.rollout import (
     Policy,
     ProgressCallback,
@@ -25,6 +24,7 @@ from evenhand.rollout import (
     leaves_room,
 )
 from evenhand.rollout.text import TextTokenizer, as_text_only
+from evenhand.task.rewards import score_trajectory
 from evenhand.trajectory import StopReason, Trajectory
 
 TOO_LONG = "prompt too long"

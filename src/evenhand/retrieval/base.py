@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from evenhand.errors import ConfigError, DataError, EvenhandError, RetrievalError
-from evenhand.protocol import Document, usable_document, valid_unicode
+from evenhand.core.errors import ConfigError, DataError, EvenhandError, RetrievalError
+from evenhand.trajectory.protocol import Document, usable_document, valid_unicode
 
 Progress = Callable[[str, int, int], None]
 """`(stage, done, total)`: told now and then during long work."""

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from evenhand.errors import ConfigError, DataError, require
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError, require
+from evenhand.core.settings import check_number
 from evenhand.retrieval.base import (
     Progress,
     RetrieverInfo,
@@ -33,7 +33,7 @@ from evenhand.retrieval.base import (
 from evenhand.retrieval.corpus import PackedCorpus, damaged, load_array
 from evenhand.retrieval.kernels import Best, Postings, search_function
 from evenhand.retrieval.manifest import Manifest, library_versions, new_index
-from evenhand.settings import check_number
+from evenhand.trajectory.protocol import Document
 
 KIND = "bm25"
 METHODS = ("lucene", "robertson", "atire")

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.retrieval.base import (
     Retriever,
     RetrieverInfo,
@@ -26,6 +25,7 @@ from evenhand.retrieval.base import (
     info_of,
     search_one_by_one,
 )
+from evenhand.trajectory.protocol import Document
 
 _BUSY_SECONDS = 30.0
 _CREATE = "CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, documents TEXT NOT NULL)"

@@ -17,10 +17,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from evenhand.arrays import IntArray
-from evenhand.errors import DataError
-from evenhand.protocol import Document
+from evenhand.core.arrays import IntArray
+from evenhand.core.errors import DataError
 from evenhand.retrieval.base import PADDING_ID
+from evenhand.trajectory.protocol import Document
 
 BLOCK, OFFSETS, RANK = "corpus.bin", "corpus_offsets.npy", "corpus_rank.npy"
 

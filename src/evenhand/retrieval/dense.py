@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.errors import ConfigError, DataError, require
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError, require
 from evenhand.retrieval.base import (
     Progress,
     RetrieverInfo,
@@ -27,6 +26,7 @@ from evenhand.retrieval.base import (
 )
 from evenhand.retrieval.corpus import PackedCorpus, damaged
 from evenhand.retrieval.manifest import Manifest, library_versions, new_index
+from evenhand.trajectory.protocol import Document
 
 Vectors = NDArray[np.float32]
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenhand.protocol import Document, valid_unicode
 from evenhand.retrieval.base import SearchResult
+from evenhand.trajectory.protocol import Document, valid_unicode
 
 K_FIELDS = ("topk_rerank", "topk", "top_n", "top_k", "k", "topk_retrieval")
 """Names for the number of documents; the first that is present counts. `topk_retrieval` comes last:

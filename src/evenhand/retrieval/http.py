@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from evenhand.errors import ConfigError, require
+from evenhand.core.errors import ConfigError, require
 from evenhand.retrieval.base import check_above_zero, check_count
 
 _T = TypeVar("_T")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evenhand.errors import ConfigError
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError
 from evenhand.retrieval.base import (
     Retriever,
     RetrieverInfo,
@@ -17,6 +16,7 @@ from evenhand.retrieval.base import (
     info_of,
     search_one_by_one,
 )
+from evenhand.trajectory.protocol import Document
 
 K0 = 60.0
 """The constant of the paper below."""

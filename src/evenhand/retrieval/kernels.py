@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.arrays import IntArray
-from evenhand.errors import ConfigError, MissingExtraError
+from evenhand.core.arrays import IntArray
+from evenhand.core.errors import ConfigError, MissingExtraError
 
 Scores = NDArray[np.float32]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import __version__
-from evenhand.errors import DataError
+from evenhand.core.errors import DataError
 from evenhand.retrieval.corpus import damaged
 
 SCHEMA = "evenhand.index/1"

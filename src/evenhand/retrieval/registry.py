@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import ConfigError, DataError, EvenhandError
-from evenhand.plugins import did_you_mean, is_object_spec, load_object
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, DataError, EvenhandError
+from evenhand.core.plugins import did_you_mean, is_object_spec, load_object
 from evenhand.retrieval.base import Retriever, check_list
 from evenhand.retrieval.bm25 import Bm25Retriever
 from evenhand.retrieval.cache import CachedRetriever
@@ -23,6 +22,7 @@ from evenhand.retrieval.remote import RemoteRetriever
 from evenhand.retrieval.rerank import CrossEncoderScorer, PairScorer, RerankRetriever
 from evenhand.retrieval.texts import read_texts
 from evenhand.retrieval.web import SearxngProvider, WebProvider, WebRetriever
+from evenhand.trajectory.protocol import Document
 
 Spec = str | Mapping[str, Any]
 """A name of `RETRIEVERS`, an index folder, an `http(s)://` address, `module:function`; or a mapping

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from evenhand.errors import ConfigError, require
-from evenhand.protocol import Document
+from evenhand.core.errors import ConfigError, require
 from evenhand.retrieval.base import (
     Retriever,
     RetrieverInfo,
@@ -18,6 +17,7 @@ from evenhand.retrieval.base import (
     info_of,
     search_one_by_one,
 )
+from evenhand.trajectory.protocol import Document
 
 PairScorer = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
 """Gets `(query, passage)` pairs and returns one number each, higher is better."""

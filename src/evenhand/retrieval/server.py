@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evenhand import __version__
-from evenhand.errors import require
+from evenhand.core.errors import require
+from evenhand.core.serving import listen, quiet_server
+from evenhand.core.settings import check_choice
 from evenhand.retrieval.base import Retriever, RetrieverInfo, info_of, search_one_by_one
 from evenhand.retrieval.batching import MicroBatcher
 from evenhand.retrieval.cache import CachedRetriever
 from evenhand.retrieval.dialect import Limits, RequestError, read_request, render_results
-from evenhand.serving import listen, quiet_server
-from evenhand.settings import check_choice
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 """uvicorn's."""

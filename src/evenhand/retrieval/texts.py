@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from evenhand.errors import ConfigError
-from evenhand.settings import parse_setting
+from evenhand.core.errors import ConfigError
+from evenhand.core.settings import parse_setting
 
 _EXAMPLES: dict[str, Any] = {"bool": False, "int": 0, "float": 0.0}
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from evenhand.errors import RetrievalError
-from evenhand.protocol import Document, valid_unicode
+from evenhand.core.errors import RetrievalError
 from evenhand.retrieval.base import (
     RetrieverInfo,
     SearchResult,
@@ -26,6 +25,7 @@ from evenhand.retrieval.http import (
     JsonClient,
     run,
 )
+from evenhand.trajectory.protocol import Document, valid_unicode
 
 
 class WebProvider(Protocol):

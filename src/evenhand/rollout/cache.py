@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.errors import require
+from evenhand.core.errors import require
 
 torch: Any = require("torch", "train", "the transformers back end")
 

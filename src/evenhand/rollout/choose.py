@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenhand.errors import require
+from evenhand.core.errors import require
 from evenhand.rollout.policy import Sampling
 
 torch: Any = require("torch", "train", "sampling from a model")

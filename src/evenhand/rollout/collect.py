@@ -15,8 +15,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.datasets import Question
-from evenhand.environment import (
+from evenhand.rollout.policy import Policy, RowKey, Sampling, Session, TurnRequest
+from evenhand.task import (
     Done,
     Episode,
     Generate,
@@ -27,11 +29,9 @@ from evenhand.environment import (
     SearchOutcome,
     Tokenizer,
 )
-from evenhand.errors import ConfigError, DataError
-from evenhand.prompts import Notices, Prompt, Template
-from evenhand.protocol import Document
-from evenhand.rollout.policy import Policy, RowKey, Sampling, Session, TurnRequest
+from evenhand.task.prompts import Notices, Prompt, Template
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document
 
 
 class Searcher(Protocol):
@@ -50,7 +50,7 @@ class SearchEnvironment:
         retriever: the search engine; each query gets `k` documents.
         k: see `retriever`.
         limits: the rules; `max_context` is lowered to what the policy can take.
-        template: the prompt (`evenhand.prompts.resolve_template`).
+        template: the prompt (`evenhand.task.prompts.resolve_template`).
         think_in_prompt: the environment writes the opening `<think>`.
         notices: the environment's messages.
     """

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
-from evenhand.environment import Tokenizer
-from evenhand.errors import ConfigError, RetrievalError, require
-from evenhand.protocol import ANSWER_CLOSE, ANSWER_OPEN, SEARCH_CLOSE, SEARCH_OPEN
+from evenhand.core.errors import ConfigError, RetrievalError, require
 from evenhand.retrieval.base import check_count
 from evenhand.retrieval.http import Budget, FaultKind, HttpFault, HttpSettings, JsonClient, run
 from evenhand.rollout.policy import RowKey, SampledTurn, Sampling, Stop, TurnRequest, check_request
 from evenhand.rollout.text import TextTokenizer
+from evenhand.task import Tokenizer
+from evenhand.trajectory.protocol import ANSWER_CLOSE, ANSWER_OPEN, SEARCH_CLOSE, SEARCH_OPEN
 
 SCHEME = "openai:"
 KEY_VARIABLES = ("EVENHAND_API_KEY", "OPENAI_API_KEY")

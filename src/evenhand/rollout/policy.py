@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.environment import Tokenizer
-from evenhand.errors import ConfigError, DataError
-from evenhand.protocol import STOP_TAGS
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.task import Tokenizer
+from evenhand.trajectory.protocol import STOP_TAGS
 
 
 class RowKey(NamedTuple):

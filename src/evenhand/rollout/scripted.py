@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from evenhand.environment import Tokenizer
-from evenhand.errors import ConfigError
+from evenhand.core.errors import ConfigError
 from evenhand.rollout.policy import (
     RowKey,
     SampledTurn,
@@ -17,6 +16,7 @@ from evenhand.rollout.policy import (
     TurnRequest,
     check_request,
 )
+from evenhand.task import Tokenizer
 
 Script = Callable[[RowKey], Iterable[str]]
 """A row to the texts of its turns; a generator may be endless."""

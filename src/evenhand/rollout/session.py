@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.errors import ConfigError, DataError, require
+from evenhand.core.errors import ConfigError, DataError, require
 from evenhand.rollout.choose import choose
 from evenhand.rollout.draws import Draws
 from evenhand.rollout.model import CachedModel

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.environment import Tokenizer
+from evenhand.task import Tokenizer
 
 WINDOW = 32
 """Tokens that are decoded to find a tag; a tag has nine characters and is far shorter."""

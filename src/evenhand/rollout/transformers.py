@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from evenhand.environment import Tokenizer, as_tokenizer
-from evenhand.errors import ConfigError, require
+from evenhand.core.errors import ConfigError, require
 from evenhand.rollout.model import CachedModel, text_config
 from evenhand.rollout.policy import Sampling
 from evenhand.rollout.session import AdjustLogits, CachedSession
 from evenhand.rollout.stops import StopTags, token_table
+from evenhand.task import Tokenizer, as_tokenizer
 
 torch: Any = require("torch", "train", "the transformers back end")
 

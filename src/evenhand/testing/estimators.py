@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.advantages.registry import CreditInputs, Estimator
-from evenhand.arrays import FloatArray
-from evenhand.errors import SingleMemberGroupsWarning
+from evenhand.core.arrays import FloatArray
+from evenhand.core.errors import SingleMemberGroupsWarning
+from evenhand.credit.registry import CreditInputs, Estimator
 
 TOLERANCE = 1e-9
 """Relative to the largest advantage of the batch."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from evenhand.errors import require
+from evenhand.core.errors import require
 from evenhand.training.config import LossSection
 from evenhand.trajectory import StopReason, Trajectory
 

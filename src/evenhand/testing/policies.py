@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evenhand.environment import (
+from evenhand.task import (
     Generate,
     GoldCase,
     Limits,

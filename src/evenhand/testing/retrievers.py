@@ -12,8 +12,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
-from evenhand.protocol import Document
 from evenhand.retrieval.base import RetrieverInfo, SearchResult, answer
+from evenhand.trajectory.protocol import Document
 
 
 class ScriptedRetriever:

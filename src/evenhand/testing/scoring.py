@@ -1,7 +1,7 @@
 """Slow, independent re-implementations of the official answer scores, for tests.
 
 Written from the published definitions, one character or word at a time, without regular
-expressions, counters or anything of `evenhand.scoring`. They are official: without the two
+expressions, counters or anything of `evenhand.task.scoring`. They are official: without the two
 deviations that evenhand makes.
 
 Sources: SQuAD v1.1, section 6.1 of Rajpurkar et al. 2016 (arXiv 1606.05250) and the evaluation

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.arrays import BoolArray, FloatArray, IntArray
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.arrays import BoolArray, FloatArray, IntArray
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.trajectory import StopReason, Trajectory
 
 CUT = frozenset({StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})

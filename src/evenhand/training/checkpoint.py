@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import DataError, require
+from evenhand.core.errors import DataError, require
 from evenhand.training.models import LoadedModel
 from evenhand.training.optimizer import (
     load_optimizer_tensors,

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from evenhand.core.errors import ConfigError
+from evenhand.core.plugins import did_you_mean
 from evenhand.credit import CreditRule
 from evenhand.diagnostics.alarms import AlarmRules
-from evenhand.environment import Limits, preset
-from evenhand.errors import ConfigError
-from evenhand.plugins import did_you_mean
-from evenhand.prompts import resolve_template
-from evenhand.rewards import get_reward
+from evenhand.task import Limits, preset
+from evenhand.task.prompts import resolve_template
+from evenhand.task.rewards import get_reward
 
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -137,7 +137,7 @@ class RetrievalSection(Section):
 
 
 class EnvironmentSection(Section):
-    """Prompt and rules of an episode; see `evenhand.environment.Limits`.
+    """Prompt and rules of an episode; see `evenhand.task.Limits`.
 
     Attributes:
         preset: rules by name: `default`, `searchr1`, `calibadv`.

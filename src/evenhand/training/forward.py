@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.arrays import FloatArray, IntArray
-from evenhand.errors import ConfigError, require
+from evenhand.core.arrays import FloatArray, IntArray
+from evenhand.core.errors import ConfigError, require
 from evenhand.training.batching import MicroBatch, Row, micro_batches
 from evenhand.training.packing import PackedBatch, packed_batches
 from evenhand.training.sharing import can_share, shared_attention

@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evenhand.core.errors import ConfigError, require
 from evenhand.credit import Credited, gather
 from evenhand.datasets import Question
 from evenhand.diagnostics.alarms import Alarm
-from evenhand.errors import ConfigError, require
-from evenhand.rewards import get_reward, score_trajectory
 from evenhand.rollout import Policy, Sampling, collect, leaves_room
+from evenhand.task.rewards import get_reward, score_trajectory
 from evenhand.training import metrics as figures
 from evenhand.training.batching import Row, mini_batches, rows_of, weighted
 from evenhand.training.checkpoint import Checkpoints, Trained

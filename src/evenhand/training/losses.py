@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from evenhand.errors import require
+from evenhand.core.errors import require
 from evenhand.training.config import LossSection
 
 torch: Any = require("torch", "train", "training")

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from evenhand.arrays import FloatArray
+from evenhand.core.arrays import FloatArray
 from evenhand.credit import CreditBatch
 from evenhand.diagnostics.intervals import proportion
 from evenhand.diagnostics.language import gather_language
 from evenhand.diagnostics.steps import Figures, step_figures
-from evenhand.rewards import REWARD_ERROR
+from evenhand.task.rewards import REWARD_ERROR
 from evenhand.trajectory import StopReason, Trajectory
 
 Metrics = Figures

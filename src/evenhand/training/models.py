@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import ConfigError, require
-from evenhand.plugins import load_object
+from evenhand.core.errors import ConfigError, require
 from evenhand.training.config import ModelSection
+from evenhand.world.policy import WARMSTART
 
 torch: Any = require("torch", "train", "training")
 
@@ -21,9 +21,6 @@ Model = Any
 
 TOY = "toy"
 """Name of the warm start that comes with the package."""
-
-_TOY_FOLDER = "evenhand.world.policy:WARMSTART"
-"""Looked up by name: the world lies above training in the order of imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ def model_path(path: str) -> str:
         ConfigError: a path that looks like a folder and is none.
     """
     if path == TOY:
-        return str(load_object(_TOY_FOLDER, "warm start"))
+        return str(WARMSTART)
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     folder = Path(path).expanduser()
     if folder.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evenhand.errors import ConfigError, require
+from evenhand.core.errors import ConfigError, require
 from evenhand.training.config import OptimizerSection
 
 torch: Any = require("torch", "train", "training")

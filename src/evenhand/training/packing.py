@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenhand.arrays import IntArray
+from evenhand.core.arrays import IntArray
 from evenhand.training.batching import Row, Targets, joined
 
 WASTE = 0.3

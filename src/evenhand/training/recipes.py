@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from evenhand.errors import ConfigError
-from evenhand.files import atomic_write, check_input
-from evenhand.settings import split_setting
+from evenhand.core.errors import ConfigError
+from evenhand.core.files import atomic_write, check_input
+from evenhand.core.settings import split_setting
 from evenhand.training.config import Recipe
 
 FREE = ("data.world", "retrieval.settings", "environment.limits", "credit.settings",

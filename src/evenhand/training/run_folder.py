@@ -24,12 +24,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from evenhand.errors import ConfigError, DataError
-from evenhand.files import atomic_write
+from evenhand.core.errors import ConfigError, DataError
+from evenhand.core.files import atomic_write
+from evenhand.core.versions import versions
 from evenhand.training.config import Recipe
 from evenhand.training.recipes import load_recipe, write_recipe
 from evenhand.trajectory import Trajectory, write_trajectories
-from evenhand.versions import versions
 
 
 class RunFolder:

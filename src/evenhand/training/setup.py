@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evenhand.errors import ConfigError, DataError
+from evenhand.core.errors import ConfigError, DataError
 from evenhand.rollout.transformers import TransformersPolicy
 from evenhand.training.checkpoint import Checkpoints, Trained, load_weights
 from evenhand.training.config import ModelSection, Recipe

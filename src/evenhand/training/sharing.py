@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from evenhand.arrays import IntArray
-from evenhand.errors import require
+from evenhand.core.arrays import IntArray
+from evenhand.core.errors import require
 from evenhand.rollout.model import text_config
 from evenhand.training.batching import Row, Targets
 from evenhand.training.packing import Attention, PackedBatch, packed

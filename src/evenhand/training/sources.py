@@ -9,21 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from evenhand.core.errors import ConfigError
+from evenhand.core.plugins import did_you_mean, load_object
 from evenhand.datasets import Question, load_corpus, load_questions
-from evenhand.errors import ConfigError
-from evenhand.plugins import did_you_mean, load_object
-from evenhand.prompts import Notices
-from evenhand.protocol import Document
 from evenhand.retrieval import Bm25Retriever, Retriever, open_retriever
 from evenhand.rollout import SearchEnvironment, Searcher
+from evenhand.task.prompts import Notices
 from evenhand.training.config import Recipe
+from evenhand.trajectory.protocol import Document
+from evenhand.world.generator import generate_world
 
 WORLD = "world"
 """Name of the toy world as a source of questions."""
-
-_GENERATOR = "evenhand.world.generator:generate_world"
-"""Looked up by name: the world lies above training in the order of imports."""
-
 
 _WORLD_DRAW = 250
 """Questions of one draw from a world."""
@@ -167,11 +164,10 @@ def _world(recipe: Recipe, part: str) -> tuple[Any, list[Question]]:
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"data.world.{name} must be a whole number, got {value!r}")
-    generate = load_object(_GENERATOR, "toy world")
     if part == "train":
-        world = generate(settings.seed, size=settings.size, split="train")
+        world = generate_world(settings.seed, size=settings.size, split="train")
         return world, _draw(world, settings.questions)
-    world = generate(settings.seed, size=settings.evaluate_size, split="eval")
+    world = generate_world(settings.seed, size=settings.evaluate_size, split="eval")
     return world, _draw(world, settings.evaluate_questions)
 
 
@@ -189,7 +185,7 @@ def _notices(name: str | None) -> Notices:
     made = found() if callable(found) else found
     if not isinstance(made, Notices):
         raise ConfigError(f"environment.notices {name!r} gave {type(made).__name__}, expected an "
-                          "evenhand.prompts.Notices")  # fmt: skip
+                          "evenhand.task.prompts.Notices")  # fmt: skip
     return made
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import require
+from evenhand.core.errors import require
 from evenhand.training.checkpoint import disk_errors_named
 from evenhand.training.config import Recipe
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.errors import DataError
+from evenhand.core.errors import DataError
 
 _E = TypeVar("_E", bound=StrEnum)
 

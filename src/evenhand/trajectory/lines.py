@@ -10,11 +10,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from evenhand.arrays import MAX_REWARD
-from evenhand.errors import DataError
-from evenhand.files import atomic_write, numbered_lines
-from evenhand.protocol import Document, first_action
+from evenhand.core.arrays import MAX_REWARD
+from evenhand.core.errors import DataError
+from evenhand.core.files import atomic_write, numbered_lines
 from evenhand.trajectory.fields import FieldReader, name_of
+from evenhand.trajectory.protocol import Document, first_action
 from evenhand.trajectory.records import POLICY_KINDS, Kind, Segment, Source, StopReason, Trajectory
 
 SCHEMA = "evenhand.trajectory/1"

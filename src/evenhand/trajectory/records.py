@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.protocol import Document
+from evenhand.trajectory.protocol import Document
 
 
 class Source(StrEnum):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from numpy.random import Generator
 
 from evenhand.datasets import Question
-from evenhand.environment import (
+from evenhand.retrieval import Bm25Retriever, Retriever, SearchResult
+from evenhand.task import (
     Generate,
     Labels,
     Limits,
@@ -16,10 +17,9 @@ from evenhand.environment import (
     Turn,
     run_episode,
 )
-from evenhand.environment.episode import Episode
-from evenhand.protocol import Document
-from evenhand.retrieval import Bm25Retriever, Retriever, SearchResult
+from evenhand.task.episode import Episode
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import Document
 from evenhand.world import language
 from evenhand.world.generator import World
 from evenhand.world.skills import Agent, Skill

@@ -12,9 +12,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.random import Generator
 
+from evenhand.core.errors import ConfigError
 from evenhand.datasets import Question
-from evenhand.errors import ConfigError
-from evenhand.protocol import Document
+from evenhand.trajectory.protocol import Document
 from evenhand.world import language
 from evenhand.world.names import FIRST, LAST, NameSplit, allowed_names
 from evenhand.world.schema import (

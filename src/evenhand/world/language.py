@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from numpy.random import Generator
 
-from evenhand.prompts import Notices
-from evenhand.protocol import Document
+from evenhand.task.prompts import Notices
+from evenhand.trajectory.protocol import Document
 from evenhand.world.names import FAMOUS_FIRST, FAMOUS_LAST, FIRST, LAST
 from evenhand.world.schema import RELATION_WORDS, YEARS
 

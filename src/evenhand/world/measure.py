@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+from evenhand.core.errors import require
 from evenhand.datasets import Question
 from evenhand.diagnostics.intervals import Estimate, proportion
-from evenhand.environment import Generate, Limits, Search, as_tokenizer
-from evenhand.environment.episode import Episode
-from evenhand.environment.requests import Done
-from evenhand.errors import require
-from evenhand.protocol import ANSWER_CLOSE, SEARCH_CLOSE
 from evenhand.retrieval import Retriever
-from evenhand.rewards import exact_match
+from evenhand.task import Generate, Limits, Search, as_tokenizer
+from evenhand.task.episode import Episode
+from evenhand.task.requests import Done
+from evenhand.task.rewards import exact_match
 from evenhand.trajectory import Trajectory
+from evenhand.trajectory.protocol import ANSWER_CLOSE, SEARCH_CLOSE
 from evenhand.world import language
 from evenhand.world.demonstrations import DOCUMENTS_SHOWN, LIMITS, labels_of
 from evenhand.world.tokenizer import EOS, PAD, vocabulary

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import ConfigError, require
+from evenhand.core.errors import ConfigError, require
 from evenhand.world.tokenizer import EOS, PAD, build_fast_tokenizer, vocabulary
 
 WARMSTART = Path(__file__).parent / "warmstart"

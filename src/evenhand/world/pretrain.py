@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from evenhand import __version__
-from evenhand.environment import Tokenizer, as_tokenizer
-from evenhand.errors import ConfigError, require
-from evenhand.files import atomic_write
+from evenhand.core.errors import ConfigError, require
+from evenhand.core.files import atomic_write
+from evenhand.task import Tokenizer, as_tokenizer
 from evenhand.world.demonstrations import build_retriever
 from evenhand.world.generator import DEFAULT_SHARES, QuestionKind, generate_world
 from evenhand.world.names import NameSplit

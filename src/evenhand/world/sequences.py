@@ -11,9 +11,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from evenhand.datasets import Question
-from evenhand.environment import Limits, ScriptedPolicy, Tokenizer, run_episode
-from evenhand.environment.episode import Episode
 from evenhand.retrieval import Retriever
+from evenhand.task import Limits, ScriptedPolicy, Tokenizer, run_episode
+from evenhand.task.episode import Episode
 from evenhand.trajectory import Kind, Trajectory
 from evenhand.world import language
 from evenhand.world.demonstrations import DOCUMENTS_SHOWN, demonstrate

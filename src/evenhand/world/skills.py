@@ -13,8 +13,8 @@ from enum import StrEnum
 
 from numpy.random import Generator
 
-from evenhand.errors import DataError
-from evenhand.protocol import Document
+from evenhand.core.errors import DataError
+from evenhand.trajectory.protocol import Document
 from evenhand.world import language
 from evenhand.world.language import AND, DONE, NEXT
 from evenhand.world.names import FAMOUS_FIRST

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenhand.datasets import Question
-from evenhand.environment import Limits, as_tokenizer
 from evenhand.retrieval import Retriever
 from evenhand.rollout import Progress, ProgressCallback, group_name
+from evenhand.task import Limits, as_tokenizer
 from evenhand.trajectory import Trajectory
 from evenhand.world.demonstrations import LIMITS, demonstrate
 from evenhand.world.skills import Skill

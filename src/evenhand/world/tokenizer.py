@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Any
 
-from evenhand.errors import require
+from evenhand.core.errors import require
 from evenhand.world.language import TAGS, fixed_words, name_words, notices
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
